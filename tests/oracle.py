@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 TWO = Fraction(2)
@@ -268,7 +269,10 @@ def encode(
     r: int | None = None,
     k: int | None = None,
 ) -> int:
-    """Code of a number. Raises ValueError where the format has no code for it, or no non-finite value to overflow to."""
+    """Code of a number. Raises ValueError where the format has no code for it or nothing non-finite to overflow to.
+
+    STOCHASTIC takes one draw r out of [0, 2**k): the magnitude rounds up iff r < position * 2**k.
+    """
     x = number(x)
     if overflow == "TO_NONFINITE" and spec.specials == "NONE":
         raise ValueError(f"{spec.name} has neither NaN nor infinity")
