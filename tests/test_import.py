@@ -31,7 +31,7 @@ def heavy_packages_loaded_by(statement: str, search_path: Path = PACKAGE_DIR.par
 
 
 def cpu_seconds(statement: str) -> float:
-    """Processor time of a fresh interpreter: the time that passes on an idle machine, less the waiting on a busy one."""
+    """Processor time of a fresh interpreter: what passes on an idle machine, without the waiting on a busy one."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_python(statement)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
