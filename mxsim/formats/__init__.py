@@ -4,6 +4,7 @@ from mxsim.formats.catalog import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORM
 from mxsim.formats.codec import decode, decode_table, encode, round_to
 from mxsim.formats.float_format import CodeForm, FloatFormat, Specials
 from mxsim.formats.packing import pack, unpack
+from mxsim.formats.rescale import rescale
 from mxsim.formats.rounding import Overflow, Rounding, philox4x32, philox_bits
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "pack",
     "philox4x32",
     "philox_bits",
+    "rescale",
     "round_to",
     "unpack",
 ]

@@ -177,7 +177,8 @@ def _encode_exact(
     else:
         signed = negative & (magnitude != 0) if fmt.specials is Specials.NAN_IS_NEGATIVE_ZERO else negative
         codes = np.where(signed, magnitude | fmt.sign_mask, magnitude)
-    return codes.astype(fmt.code_dtype)
+    narrowed: np.ndarray = codes.astype(fmt.code_dtype)
+    return narrowed
 
 
 def _has_encode_table(dtype: np.dtype, fmt: FloatFormat, rounding: Rounding) -> bool:
@@ -204,7 +205,8 @@ def _round_to_odd_bf16(x: Float[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
     rounding to at most 5 mantissa bits gives what one rounding gives. NaN stays NaN, infinity infinity.
     """
     bits = x.view(np.uint32)
-    return (bits >> np.uint32(16)) | ((bits & np.uint32(0xFFFF)) != 0)
+    odd: np.ndarray = (bits >> np.uint32(16)) | ((bits & np.uint32(0xFFFF)) != 0)
+    return odd
 
 
 def _round_magnitude(
