@@ -55,11 +55,15 @@ def test_a_heavy_import_would_be_caught(tmp_path, careless_file, package):
 
 @pytest.mark.parametrize("statement", ["import mxsim", LIGHT_IMPORTS])
 def test_import_takes_less_than_its_budget(statement):
-    """The fastest of several runs counts: noise only ever adds."""
+    """Under 0.3 s, where NumPy alone takes 0.1 s; on a machine slower than that, or busier, under three times NumPy.
+
+    The fastest of several runs counts, since noise only ever adds; the first that fits settles it.
+    """
     start_up_s = min(cpu_seconds("pass") for _ in range(3))
-    fastest_s = float("inf")
+    numpy_s = fastest_s = float("inf")
     for _ in range(MAX_RUNS):
         fastest_s = min(fastest_s, cpu_seconds(statement) - start_up_s)
         if fastest_s < IMPORT_BUDGET_S:
             return
-    pytest.fail(f"`{statement}` takes {fastest_s:.3f} s at best of {MAX_RUNS} runs, budget {IMPORT_BUDGET_S} s")
+        numpy_s = min(numpy_s, cpu_seconds("import numpy") - start_up_s)
+    assert fastest_s < max(IMPORT_BUDGET_S, 3 * numpy_s)
