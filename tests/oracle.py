@@ -82,6 +82,8 @@ USER_SPECS = {
     "E1M2": Spec("E1M2", 1, 2, 0),
     "E3M3_FN": Spec("E3M3_FN", 3, 3, 3, "NAN_ALL_ONES", nan=0x3F),
     "E5M3_UNSIGNED": Spec("E5M3_UNSIGNED", 5, 3, 15, "NAN_ALL_ONES", signed=False, nan=0xFF),
+    "E3M2_NO_ZERO": Spec("E3M2_NO_ZERO", 3, 2, 3, subnormals=False),
+    "E4M0_UNSIGNED": Spec("E4M0_UNSIGNED", 4, 0, 7, signed=False, subnormals=False),
 }
 
 
@@ -123,11 +125,16 @@ def number(x) -> Number:
 # ---------------------------------------------------------------------------------------------------------- decoding
 def magnitude(code: int, spec: Spec) -> Fraction:
     """Real value of a magnitude code (sign bit stripped), special codes read as if they were ordinary."""
-    exponent = code >> spec.mantissa_bits
-    fraction = Fraction(code & ((1 << spec.mantissa_bits) - 1), 1 << spec.mantissa_bits)
+    exponent, fraction = divmod(code, 1 << spec.mantissa_bits)
     if exponent == 0 and spec.subnormals:
-        return fraction * TWO ** (1 - spec.bias)
-    return (1 + fraction) * TWO ** (exponent - spec.bias)
+        return fraction * power_of_two(1 - spec.bias - spec.mantissa_bits)
+    return ((1 << spec.mantissa_bits) + fraction) * power_of_two(exponent - spec.bias - spec.mantissa_bits)
+
+
+@cache
+def power_of_two(exponent: int) -> Fraction:
+    """2**exponent."""
+    return TWO**exponent
 
 
 def max_code(spec: Spec) -> int:
@@ -199,9 +206,9 @@ def floor_log2(x: Fraction) -> int:
     """Largest e with 2**e <= x, by trying."""
     assert x > 0
     e = x.numerator.bit_length() - x.denominator.bit_length()
-    while TWO**e > x:
+    while power_of_two(e) > x:
         e -= 1
-    while TWO ** (e + 1) <= x:
+    while power_of_two(e + 1) <= x:
         e += 1
     return e
 
@@ -337,16 +344,16 @@ def scale_exponent(amax: Fraction, spec: Spec, rule: str) -> int:
         x = e - emax(spec)
     elif rule == "RCEIL":
         x = e - emax(spec) - 2
-        while amax > max_finite(spec) * TWO**x:
+        while amax > max_finite(spec) * power_of_two(x):
             x += 1
     elif rule == "CEIL":
-        x = e - emax(spec) + (1 if amax > TWO**e else 0)
+        x = e - emax(spec) + (1 if amax > power_of_two(e) else 0)
     else:
         assert rule == "EVEN"
         # amax on a grid of mantissa_bits fraction bits in its own binade, ties to even
-        units = amax / TWO ** (e - spec.mantissa_bits)
+        units = amax / power_of_two(e - spec.mantissa_bits)
         rounded = round(units)
-        x = floor_log2(Fraction(rounded) * TWO ** (e - spec.mantissa_bits)) - emax(spec)
+        x = floor_log2(Fraction(rounded) * power_of_two(e - spec.mantissa_bits)) - emax(spec)
     return max(-127, min(127, x))
 
 
@@ -366,7 +373,9 @@ def quantize_block(
     x = scale_exponent(max((n.magnitude for n in numbers), default=Fraction(0)), spec, rule)
     draws = [None] * len(numbers) if random is None else random
     codes = [
-        encode(Number(n.negative, "finite", n.magnitude / TWO**x), spec, rounding, r=r, k=None if r is None else k)
+        encode(
+            Number(n.negative, "finite", n.magnitude / power_of_two(x)), spec, rounding, r=r, k=None if r is None else k
+        )
         for n, r in zip(numbers, draws, strict=True)
     ]
     return codes, x + 127
@@ -380,7 +389,7 @@ def dequantize_block(codes: Iterable[int], spec: Spec, scale_code: int) -> list[
 
 
 def _times_power_of_two(n: Number, exponent: int) -> Number:
-    return n if n.magnitude is None else Number(n.negative, n.kind, n.magnitude * TWO**exponent)
+    return n if n.magnitude is None else Number(n.negative, n.kind, n.magnitude * power_of_two(exponent))
 
 
 # -------------------------------------------------------------------------------------------------------------- NVFP4
