@@ -153,7 +153,7 @@ def decode(code: int, spec: Spec) -> Number:
         signed = code - (1 << spec.bits) if code & spec.sign_bit else code
         return finite(Fraction(signed, 1 << spec.mantissa_bits))
     if spec.specials == "NAN_IS_NEGATIVE_ZERO" and code == spec.sign_bit:
-        return Number(False, "nan", None)
+        return Number(True, "nan", None)
     negative, code = bool(code & spec.sign_bit), code & ~spec.sign_bit
     if code > max_code(spec):
         is_inf = spec.specials == "INF_AND_NAN" and code == max_code(spec) + 1

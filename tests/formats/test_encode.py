@@ -115,7 +115,7 @@ def test_one_rounding_not_two():
     assert encode(1 + 2.0**-24 + 2.0**-50, FP32) == 0x3F800001
 
 
-# ------------------------------------------------------------------------------------- every boundary and its neighbours
+# ----------------------------------------------------------------------------------- every boundary and its neighbours
 @cache
 def expected_by_fractions(spec, rounding: str, overflow: str) -> np.ndarray:
     numbers = [oracle.number(float(v)) for v in encodable(points64(spec), spec)]
