@@ -23,7 +23,7 @@ help:
 # ---- jobs ----
 
 figures: $(VENV)/installed-figures
-	@set -e; for script in paper_figures/fig_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+	@$(BIN)/python -m paper_figures
 
 # One pytest run over tests, doctests and notebooks, so that its closing line speaks of all of them.
 test: lint

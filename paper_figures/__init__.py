@@ -1,0 +1,4 @@
+"""The figures. Each fig_<topic>.py computes a table, data/<topic>.csv, and draws it to out/<topic>.pdf and .png.
+
+`python -m paper_figures` makes all of them, `python -m paper_figures scale_rules` only those named.
+"""
