@@ -458,7 +458,9 @@ def quantize_fp8_block(values: Iterable, order: str | None = None) -> Fp8Block:
     else:
         assert order == "DEEPGEMM"
         scale = float32(amax / 448)
-        scaled = [float32(n.magnitude * float32(1 / scale)) for n in numbers]
+        factor = float32(1 / scale) if scale else Fraction(0)  # amax / 448 may vanish: all +0 then
+        scaled = [float32(n.magnitude * factor) for n in numbers]
+        numbers = numbers if scale else [finite(0)] * len(numbers)
     return Fp8Block(
         [encode(Number(n.negative, "finite", q), E4M3) for n, q in zip(numbers, scaled, strict=True)], scale
     )

@@ -71,6 +71,7 @@ def test_exactly_the_listed_cases_are_skipped():
     assert (len(CASES), len(skipped)) == (98, 23)
 
 
+@pytest.mark.slow
 def test_the_cases_agree_with_their_own_reference():
     with np.errstate(all="ignore"):
         assert self_check() == 0
