@@ -74,12 +74,14 @@ def fp8_row_to_fp4_row(t: BlockTensor, *, scale_rule: ScaleRule | None = None) -
         t: FP8_1X128 along the last axis, its scales powers of two or NaN.
 
     Raises:
-        TypeError: if t is not a BlockTensor.
+        TypeError: if t is not a BlockTensor, or scale_rule no ScaleRule.
         ValueError: if t is not FP8_1X128 along its last axis, or a scale is neither a power of two nor NaN.
 
     Source: NUMERICS 6.
     """
     _check_source(t, FP8_1X128, "fp8_row_to_fp4_row")
+    if not (scale_rule is None or isinstance(scale_rule, ScaleRule)):
+        raise TypeError(f"fp8_row_to_fp4_row: scale_rule is {scale_rule!r}, needed a ScaleRule or None")
     rule = scale_rule or ScaleRule.FLOOR
     exponents, is_nan = _float32_exponents(t.scales, "fp8_row_to_fp4_row")
     columns = t.shape[-1]
@@ -315,7 +317,7 @@ def _check_source(t: BlockTensor, fmt: BlockFormat, caller: str) -> None:
 
 
 def _check_headroom(headroom: int, caller: str) -> None:
-    if not isinstance(headroom, (int, np.integer)) or not 0 <= headroom <= 6:
+    if isinstance(headroom, bool) or not isinstance(headroom, (int, np.integer)) or not 0 <= headroom <= 6:
         raise ValueError(f"{caller}: headroom is {headroom!r}, needed an integer 0 to 6")
 
 

@@ -19,6 +19,9 @@ def normalize_axis(axis: int | None, ndim: int, fmt: BlockFormat, caller: str) -
     needed_ndim = 2 if fmt.is_tile or fmt.default_axis == -2 else 1
     if ndim < needed_ndim:
         raise ValueError(f"{caller}: the tensor has {ndim} axes, needed at least {needed_ndim} for {fmt}")
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"{caller}: axis is {axis!r}, needed an integer")
+    axis = int(axis)
     if not -ndim <= axis < ndim:
         raise ValueError(f"{caller}: axis is {axis}, needed {-ndim} to {ndim - 1} for a tensor of {ndim} axes")
     axis = axis if axis < 0 else axis - ndim

@@ -25,6 +25,7 @@ from mxsim.formats import E2M1, E4M3, E8M0, FP32, Rounding, decode, encode
 from mxsim.formats.inputs import as_float, as_numpy
 
 _FLT_MAX = np.finfo(np.float32).max
+_TINY = np.finfo(np.float64).smallest_subnormal
 _E4M3_NAN = 0x7F
 _NAN_SCALE = {E8M0: 0xFF, E4M3: _E4M3_NAN, FP32: np.nan}
 _NEAREST_OR_TOWARD_ZERO = (Rounding.TIES_TO_EVEN, Rounding.TIES_TO_AWAY, Rounding.TOWARD_ZERO)
@@ -77,9 +78,10 @@ def quantize(
         random_bits: unsigned integers of x's shape for Rounding.STOCHASTIC; `mxsim.formats.philox_bits` makes them.
 
     Raises:
-        TypeError: if x is not an array of real numbers of at most 64 bits; for a CUDA tensor (see mxsim.kernels).
+        TypeError: if x is not an array of real numbers of at most 64 bits; for a CUDA tensor (see mxsim.kernels); if
+            fmt is no BlockFormat, or a choice no member of its enum.
         ValueError: if x has too few axes, axis does not fit, a rule or order is given that fmt does not have, or, with
-            NonFinite.RAISE, x holds a NaN or an infinity.
+            NonFinite.RAISE, x holds a NaN or an infinity (where x is rounded to FP32: also one that it becomes).
 
     Source: OCP MX v1.0 section 6.3; TransformerEngine's power-of-two rule for the FP8 blocks.
     Departs: zero and non-finite blocks as above; TransformerEngine keeps a NaN to its element, and does not force the
@@ -90,17 +92,19 @@ def quantize(
     >>> t.codes.tolist(), t.scales.tolist(), t.dequantize().tolist()
     ([[2, 12, 7, 1]], [[127]], [[1.0, -2.0, 6.0, 0.5]])
     """
+    _check_choices(fmt, scale_rule, rounding, nonfinite, scale_order)
     array = as_float(x, caller="quantize", name="x")
     axis = normalize_axis(axis, array.ndim, fmt, "quantize")
     rule = _checked_rule(fmt, scale_rule, scale_order)
     draws = None if random_bits is None else as_numpy(random_bits, caller="quantize", name="random_bits")
     if draws is not None and draws.shape != array.shape:
         raise ValueError(f"quantize: random_bits has shape {draws.shape}, needed {array.shape}, the shape of x")
-    if nonfinite is NonFinite.RAISE:
-        _raise_if_nonfinite(array)
+    given = array
     if rule is None and array.dtype == np.float64:
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             array = array.astype(np.float32)
+    if nonfinite is NonFinite.RAISE:
+        _raise_if_nonfinite(array, given)
 
     scheme: _Scheme
     tensor_scale = None
@@ -152,7 +156,12 @@ def _quantize_blocks(
     if not factor.all():  # blocks without a usable scale hold +0
         x = np.where(per_block(factor == 0), x.dtype.type(0), x)
     with np.errstate(over="ignore", under="ignore"):
-        codes = encode_elements(x * per_block(factor))
+        scaled = x * per_block(factor)
+        if scaled.dtype == np.float64:  # the smallest float64 over 2**127 is no float64: not 0, but tiny
+            lost = (scaled == 0) & (x != 0)
+            if lost.any():
+                scaled = np.where(lost, np.copysign(_TINY, x), scaled)
+        codes = encode_elements(scaled)
     if fmt.scale is FP32 and poisoned.any():
         codes = np.where(per_block(poisoned), np.uint8(_E4M3_NAN), codes)
     return codes, scales
@@ -209,6 +218,21 @@ def _nvfp4_encode_scale(x: Float[np.ndarray, "*shape"]) -> np.float32:
 
 
 # -------------------------------------------------------------------------------------------------------- arguments
+def _check_choices(fmt: Any, scale_rule: Any, rounding: Any, nonfinite: Any, scale_order: Any) -> None:
+    if not isinstance(fmt, BlockFormat):
+        raise TypeError(f"quantize: fmt is {fmt!r}, needed a BlockFormat")
+    choices: list[tuple[str, Any, type, bool]] = [
+        ("scale_rule", scale_rule, ScaleRule, True),
+        ("rounding", rounding, Rounding, False),
+        ("nonfinite", nonfinite, NonFinite, False),
+        ("scale_order", scale_order, ScaleOrder, True),
+    ]
+    for name, value, kind, may_be_none in choices:
+        if not (isinstance(value, kind) or (value is None and may_be_none)):
+            needed = f"a {kind.__name__} or None" if may_be_none else f"a {kind.__name__}"
+            raise TypeError(f"quantize: {name} is {value!r}, needed {needed}")
+
+
 def _checked_rule(fmt: BlockFormat, rule: ScaleRule | None, order: ScaleOrder | None) -> ScaleRule | None:
     """The rule to apply, None where scales are no powers of two."""
     orders: tuple[ScaleOrder, ...] = ()
@@ -226,8 +250,8 @@ def _checked_rule(fmt: BlockFormat, rule: ScaleRule | None, order: ScaleOrder | 
     return rule or fmt.default_scale_rule
 
 
-def _raise_if_nonfinite(x: Float[np.ndarray, "*shape"]) -> None:
+def _raise_if_nonfinite(x: Float[np.ndarray, "*shape"], given: Float[np.ndarray, "*shape"]) -> None:
     finite = np.isfinite(x)
     if not finite.all():
         index = tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), x.shape))
-        raise ValueError(f"quantize: x has {x[index]} at index {index}, needed finite values (nonfinite is RAISE)")
+        raise ValueError(f"quantize: x has {given[index]} at index {index}, needed finite values (nonfinite is RAISE)")

@@ -28,7 +28,7 @@ def scale_exponent(amax: Any, element: FloatFormat, rule: ScaleRule) -> Int64[np
     Zero gives -127.
 
     Raises:
-        TypeError: if amax holds no real numbers.
+        TypeError: if amax holds no real numbers, or rule is no ScaleRule.
         ValueError: if amax is negative, infinite or NaN.
 
     Source: OCP MX v1.0 section 6.3 (FLOOR); torchao 0.18 for the other names.
@@ -37,6 +37,8 @@ def scale_exponent(amax: Any, element: FloatFormat, rule: ScaleRule) -> Int64[np
     >>> [int(scale_exponent(7.0, E2M1, rule)) for rule in ScaleRule]
     [0, 1, 1, 1]
     """
+    if not isinstance(rule, ScaleRule):
+        raise TypeError(f"scale_exponent: rule is {rule!r}, needed a ScaleRule")
     x = as_float(amax, caller="scale_exponent", name="amax").astype(np.float64)
     if not bool((np.isfinite(x) & (x >= 0)).all()):
         raise ValueError("scale_exponent: amax holds a negative or non-finite value, needed finite amax >= 0")
