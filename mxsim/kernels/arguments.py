@@ -1,0 +1,181 @@
+"""What the ops accept, and the errors for everything else (NUMERICS section 10).
+
+Messages read "<op>: <argument> has ..., needed ...", in the simulator's words where it refuses the same thing.
+"""
+
+import operator
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxsim.blocks import ScaleRule
+from mxsim.kernels.layouts import FP8_BLOCK
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+BF16 = (torch.bfloat16,)
+FP4_CODES = (torch.uint8, torch.float4_e2m1fn_x2)
+E8M0_SCALES = (torch.uint8, torch.float8_e8m0fnu)
+FP8_CODES = (torch.uint8, torch.float8_e4m3fn)
+FP32_SCALES = (torch.float32,)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# enum ScaleRule of scale.h
+_RULE_NUMBERS = {ScaleRule.FLOOR: 0, ScaleRule.RCEIL: 1, ScaleRule.CEIL: 2, ScaleRule.EVEN: 3}
+
+
+# ------------------------------------------------------------------------------------------------- before dispatching
+def check_tensor(op: str, name: str, x: Any) -> None:
+    """Raises TypeError unless x is a tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: {name} is a {type(x).__name__}, needed a torch tensor")
+
+
+def rule_number(op: str, scale_rule: ScaleRule | None) -> int:
+    """The rule as the backends know it; None is MXFP4's default, FLOOR."""
+    if scale_rule is None:
+        return 0
+    if not isinstance(scale_rule, ScaleRule):
+        raise TypeError(f"{op}: scale_rule is {scale_rule!r}, needed a ScaleRule or None")
+    return _RULE_NUMBERS[scale_rule]
+
+
+def split_group_sizes(op: str, group_sizes: Any) -> tuple[Tensor | None, list[int] | None]:
+    """(sizes as a tensor, sizes as a list), the other one None."""
+    if isinstance(group_sizes, Tensor):
+        return group_sizes, None
+    if isinstance(group_sizes, np.ndarray):
+        if group_sizes.ndim != 1 or (group_sizes.size and group_sizes.dtype.kind not in "iu"):
+            _refuse_group_sizes(op, group_sizes.dtype, group_sizes.shape)
+        return None, group_sizes.tolist()
+    if not isinstance(group_sizes, Sequence) or isinstance(group_sizes, str):
+        raise TypeError(f"{op}: group_sizes is a {type(group_sizes).__name__}, needed a list of integers or a tensor")
+    try:
+        return None, [n if isinstance(n, (int, torch.SymInt)) else operator.index(n) for n in group_sizes]
+    except TypeError:
+        kinds = sorted({type(n).__name__ for n in group_sizes})
+        raise TypeError(f"{op}: group_sizes is a list of {', '.join(kinds)}, needed a list of integers") from None
+
+
+# ------------------------------------------------------------------------------------------------- inside the op
+def rows_of(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], per_byte: int, block: int) -> Tensor:
+    """x as a contiguous matrix [rows, columns], its leading axes flattened; copied only where it must be.
+
+    per_byte: elements in each entry of the last axis; their number must be a multiple of block.
+    """
+    if x.dtype not in dtypes:
+        raise TypeError(f"{op}: {name} has dtype {x.dtype}, needed {_either(dtypes)}")
+    shape = x.shape
+    if len(shape) == 0:
+        raise ValueError(f"{op}: {name} has no axes, needed at least 1")
+    if shape[-1] * per_byte % block:
+        raise ValueError(
+            f"{op}: the last axis of {name} has {shape[-1] * per_byte} elements, which is not a multiple of {block}"
+        )
+    if len(shape) == 2 and x.is_contiguous():
+        return x
+    if x.itemsize == 1:
+        x = x.view(torch.uint8)  # torch copies no float4
+    return x.reshape(prod(shape[:-1]), shape[-1]).contiguous()
+
+
+def matrices_of(op: str, name: str, w: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """(w as contiguous matrices [batch, rows, columns], the shape of the batch)."""
+    if w.dtype not in dtypes:
+        raise TypeError(f"{op}: {name} has dtype {w.dtype}, needed {_either(dtypes)}")
+    shape = w.shape
+    if len(shape) < 2:
+        raise ValueError(f"{op}: {name} has {len(shape)} axes, needed at least 2")
+    batch = tuple(shape[:-2])
+    return w.reshape(prod(batch), *shape[-2:]).contiguous(), batch
+
+
+def fp4_scales_of(op: str, scales: Tensor, codes: Tensor) -> Tensor:
+    """E8M0 scales of packed FP4 codes as a contiguous matrix [rows, K/32]."""
+    scales = _scales_of(op, scales, E8M0_SCALES, codes, (*codes.shape[:-1], codes.shape[-1] // 16), "MXFP4")
+    return scales if scales.is_contiguous() else scales.view(torch.uint8).contiguous()
+
+
+def fp8_scales_of(op: str, scales: Tensor, codes: Tensor) -> Tensor:
+    """float32 scales of FP8 codes as a matrix [rows, K/128] of any strides."""
+    return _scales_of(op, scales, FP32_SCALES, codes, (*codes.shape[:-1], codes.shape[-1] // FP8_BLOCK), "FP8_1X128")
+
+
+def _scales_of(
+    op: str, scales: Tensor, dtypes: tuple[torch.dtype, ...], codes: Tensor, needed: tuple[int, ...], fmt: str
+) -> Tensor:
+    if scales.dtype not in dtypes:
+        raise TypeError(f"{op}: scales has dtype {scales.dtype}, needed {_either(dtypes)}")
+    if scales.device != codes.device:
+        raise ValueError(f"{op}: scales is on {scales.device}, needed {codes.device}, where codes is")
+    if scales.shape != needed:
+        raise ValueError(
+            f"{op}: scales has shape {tuple(scales.shape)}, needed {tuple(needed)} for {fmt} codes of shape "
+            f"{tuple(codes.shape)}"
+        )
+    return scales if len(needed) == 2 else scales.reshape(prod(needed[:-1]), needed[-1])
+
+
+def check_headroom(op: str, headroom: Any) -> None:
+    """Raises ValueError outside 0..6."""
+    if not isinstance(headroom, (int, np.integer, torch.SymInt)) or not 0 <= headroom <= 6:
+        raise ValueError(f"{op}: headroom is {headroom!r}, needed an integer 0 to 6")
+
+
+def check_row_multiple(op: str, row_multiple: Any) -> None:
+    """Raises ValueError unless it is a positive integer."""
+    if not isinstance(row_multiple, (int, np.integer, torch.SymInt)) or row_multiple < 1:
+        raise ValueError(f"{op}: row_multiple is {row_multiple!r}, needed an integer of 1 or more")
+
+
+def check_group_sizes(op: str, sizes: Sequence[int], num_rows: int, rows_name: str) -> None:
+    """Raises ValueError for a negative size, or if they do not sum to the rows."""
+    for n in sizes:
+        if n < 0:
+            raise ValueError(f"{op}: group_sizes holds {min(sizes)}, needed sizes of 0 or more")
+    if sum(sizes) != num_rows:
+        raise ValueError(f"{op}: group_sizes sum to {sum(sizes)}, needed {num_rows}, the rows of {rows_name}")
+
+
+def check_group_sizes_tensor(op: str, group_sizes: Tensor, codes: Tensor) -> None:
+    """Raises unless it is a one-dimensional integer tensor on the CPU or on the device of codes."""
+    if group_sizes.dtype not in _INTEGERS or group_sizes.dim() != 1:
+        _refuse_group_sizes(op, group_sizes.dtype, tuple(group_sizes.shape))
+    if group_sizes.device.type != "cpu" and group_sizes.device != codes.device:
+        raise ValueError(f"{op}: group_sizes is on {group_sizes.device}, needed {codes.device} or cpu")
+
+
+def raise_not_a_power_of_two(op: str, scales: Tensor, flat_index: int) -> NoReturn:
+    """The ValueError for the scale at a row-major index."""
+    index = tuple(int(i) for i in np.unravel_index(flat_index, scales.shape))
+    raise ValueError(
+        f"{op}: scale {np.float32(scales[index].item())} at index {index} is neither a positive power of two nor NaN"
+    )
+
+
+def first_not_a_power_of_two(scales: Tensor) -> int | None:
+    """Row-major index of the first scale that is neither a positive power of two nor NaN. Reads the device back."""
+    bits = scales.contiguous().view(torch.int32).reshape(-1)
+    fraction = bits & 0x007FFFFF
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    normal = (bits >= 0x00800000) & (bits < 0x7F800000) & (fraction == 0)
+    subnormal = (bits > 0) & (bits < 0x00800000) & (fraction & (fraction - 1) == 0)
+    refused = torch.nonzero(~(is_nan | normal | subnormal))
+    return int(refused[0]) if refused.numel() else None
+
+
+def check_reading_back(op: str, x: Tensor) -> None:
+    """Raises RuntimeError where the device cannot be read back: in the middle of a graph capture."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{op}: check is True, which reads the device back, needed False under CUDA graph capture")
+
+
+def _refuse_group_sizes(op: str, dtype: Any, shape: Any) -> NoReturn:
+    raise TypeError(f"{op}: group_sizes is {dtype} of shape {shape}, needed a list of integers")
+
+
+def _either(dtypes: tuple[torch.dtype, ...]) -> str:
+    names = [str(d).removeprefix("torch.") for d in dtypes]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
