@@ -1,0 +1,325 @@
+"""Loading and launching the CUDA kernels: the backend of `mxsim.kernels.ops` for CUDA tensors.
+
+Each function launches one kernel on the current stream of the tensors' device and waits for nothing. Arguments are
+checked and allocated by `ops`; inputs are contiguous, except the scales of FP8 rows, which are read by their strides.
+"""
+
+import ctypes
+import struct
+import threading
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxsim.kernels import build
+
+_PARAMS = struct.Struct("<8Q7q4i")  # struct Params in include/mxsim/params.h
+_THREADS = 256  # of every kernel
+_TILE_ROWS, _TILE_COLS = 32, 512  # kTileRows, kTileCols
+_BLOCK_ROWS = 128  # kBlockRows
+_FLAT_ELEMENTS = {torch.bfloat16: 8192, torch.float16: 2048, torch.float32: 2048}  # a block of to_fp4_row
+_COLS = {"fp4_row_to_fp8_col": 256, "fp8_row_to_fp8_col": 128, "bf16_to_fp8_col": 64}  # a block of each column kernel
+_FP4_ROW_KERNELS = {
+    torch.bfloat16: "bf16_to_fp4_row",
+    torch.float16: "f16_to_fp4_row",
+    torch.float32: "f32_to_fp4_row",
+}
+_CUDA_ERROR_INVALID_CONTEXT = 201
+
+
+def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int) -> None:
+    """MXFP4 rows of bfloat16, float16 or float32."""
+    grid = -(-x.numel() // _FLAT_ELEMENTS[x.dtype])
+    _launch("to_fp4_row", _FP4_ROW_KERNELS[x.dtype], grid, x, out=(codes, scales), rule=rule)
+
+
+def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_scales: Tensor, rule: int) -> None:
+    """MXFP4 rows of FP8 rows."""
+    grid = _tile_grid(codes.shape[0], codes.shape[1])
+    _launch("fp8_rows", "fp8_row_to_fp4_row", grid, codes, scales, out=(out_codes, out_scales), rule=rule)
+
+
+def fp4_row_to_fp8_row(
+    codes: Tensor,
+    scales: Tensor,
+    out_codes: Tensor,
+    out_scales: Tensor,
+    headroom: int,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+    row_multiple: int,
+) -> None:
+    """FP8 rows of MXFP4 rows, dense or ragged."""
+    _launch(
+        "fp4_rows",
+        "fp4_row_to_fp8_row_dense" if group_sizes is None else "fp4_row_to_fp8_row_ragged",
+        _tile_grid(*out_codes.shape),
+        codes,
+        scales,
+        shape=(codes.shape[0], out_codes.shape[1]),
+        out=(out_codes, out_scales),
+        groups=(group_sizes, padded_sizes, row_multiple),
+        headroom=headroom,
+    )
+
+
+def fp4_row_to_fp8_col(
+    codes: Tensor,
+    scales: Tensor,
+    out_codes: Tensor,
+    out_scales: Tensor,
+    headroom: int,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+) -> None:
+    """FP8 columns of MXFP4 rows, dense or ragged."""
+    shape = (codes.shape[0], 2 * codes.shape[1])
+    _launch_columns(
+        "fp4_row_to_fp8_col", codes, scales, shape, out_codes, out_scales, group_sizes, padded_sizes, headroom
+    )
+
+
+def fp8_row_to_fp8_col(
+    codes: Tensor,
+    scales: Tensor,
+    out_codes: Tensor,
+    out_scales: Tensor,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+) -> None:
+    """FP8 columns of FP8 rows, dense or ragged."""
+    shape = (codes.shape[0], codes.shape[1])
+    _launch_columns("fp8_row_to_fp8_col", codes, scales, shape, out_codes, out_scales, group_sizes, padded_sizes)
+
+
+def to_fp8_col(
+    x: Tensor, out_codes: Tensor, out_scales: Tensor, group_sizes: Tensor | None, padded_sizes: Tensor | None
+) -> None:
+    """FP8 columns of bfloat16, dense or ragged."""
+    shape = (x.shape[0], x.shape[1])
+    _launch_columns("bf16_to_fp8_col", x, None, shape, out_codes, out_scales, group_sizes, padded_sizes)
+
+
+def fp8_row_to_ragged(
+    codes: Tensor,
+    scales: Tensor,
+    out_codes: Tensor,
+    out_scales: Tensor,
+    group_sizes: Tensor,
+    padded_sizes: Tensor | None,
+    row_multiple: int,
+) -> None:
+    """FP8 rows laid out expert by expert."""
+    _launch(
+        "fp8_rows",
+        "fp8_row_to_ragged",
+        _tile_grid(*out_codes.shape),
+        codes,
+        scales,
+        out=(out_codes, out_scales),
+        groups=(group_sizes, padded_sizes, row_multiple),
+    )
+
+
+def to_fp8_row(
+    x: Tensor,
+    out_codes: Tensor,
+    out_scales: Tensor,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+    row_multiple: int,
+) -> None:
+    """FP8 rows of bfloat16, dense or ragged."""
+    _launch(
+        "bf16_rows",
+        "bf16_to_fp8_row_dense" if group_sizes is None else "bf16_to_fp8_row_ragged",
+        _tile_grid(*out_codes.shape),
+        x,
+        out=(out_codes, out_scales),
+        groups=(group_sizes, padded_sizes, row_multiple),
+    )
+
+
+def to_fp4_and_fp8_row(
+    x: Tensor,
+    fp4_codes: Tensor,
+    fp4_scales: Tensor,
+    fp8_codes: Tensor,
+    fp8_scales: Tensor,
+    rule: int,
+    headroom: int,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+    row_multiple: int,
+) -> None:
+    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged."""
+    _launch(
+        "bf16_rows",
+        "bf16_to_fp4_and_fp8_row_dense" if group_sizes is None else "bf16_to_fp4_and_fp8_row_ragged",
+        _tile_grid(*fp8_codes.shape),
+        x,
+        out=(fp4_codes, fp4_scales),
+        out_fp8=(fp8_codes, fp8_scales),
+        groups=(group_sizes, padded_sizes, row_multiple),
+        rule=rule,
+        headroom=headroom,
+    )
+
+
+def to_fp8_tile(w: Tensor, out_codes: Tensor, out_scales: Tensor, transpose: bool) -> None:
+    """FP8 tiles of bfloat16 matrices [batch, N, K]; codes and scales are the transpose's with `transpose`."""
+    batch, rows, columns = w.shape
+    grid = batch * -(-rows // _BLOCK_ROWS) * -(-columns // _BLOCK_ROWS)
+    kernel = "bf16_to_fp8_tile_transposed" if transpose else "bf16_to_fp8_tile_plain"
+    by_input_tile = out_scales.transpose(1, 2) if transpose else out_scales
+    _launch("bf16_tiles", kernel, grid, w, shape=(rows, columns), out=(out_codes, by_input_tile))
+
+
+def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
+    """bfloat16 of MXFP4 rows."""
+    _launch("fp4_rows", "fp4_to_bf16", -(-out.numel() // (8 * _THREADS)), codes, scales, shape=out.shape, out=(out, None))
+
+
+# ------------------------------------------------------------------------------------------------------------ launches
+def _launch_columns(
+    name: str,
+    codes: Tensor,
+    scales: Tensor | None,
+    shape: tuple[int, int],
+    out_codes: Tensor,
+    out_scales: Tensor,
+    group_sizes: Tensor | None,
+    padded_sizes: Tensor | None,
+    headroom: int = 0,
+) -> None:
+    kernel = name + ("_dense" if group_sizes is None else "_ragged")
+    grid = out_scales.shape[0] * -(-shape[1] // _COLS[name])
+    groups = (group_sizes, padded_sizes, _BLOCK_ROWS)
+    _launch(
+        "fp8_cols", kernel, grid, codes, scales, shape=shape, out=(out_codes, out_scales), groups=groups, headroom=headroom
+    )
+
+
+def _tile_grid(rows: int, columns: int) -> int:
+    return -(-rows // _TILE_ROWS) * -(-columns // _TILE_COLS)
+
+
+def _launch(
+    source: str,
+    kernel: str,
+    grid: int,
+    codes: Tensor,
+    scales: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor | None],
+    shape: Any = None,
+    out_fp8: tuple[Tensor, Tensor] | None = None,
+    groups: tuple[Tensor | None, Tensor | None, int] = (None, None, 1),
+    rule: int = 0,
+    headroom: int = 0,
+) -> None:
+    group_sizes, padded_sizes, row_multiple = groups
+    if grid == 0:
+        if padded_sizes is not None:
+            padded_sizes.zero_()
+        return
+    codes = _aligned(codes, 16)
+    if scales is not None:
+        scales = _aligned(scales, 4)
+    index = codes.device.index
+    rows, columns = codes.shape if shape is None else shape
+    main_scales = out[1] if out_fp8 is None else out_fp8[1]
+    # A dense matrix of scales goes by its strides, [batch,] rows, columns; a ragged one is flat and needs none.
+    strides = (0, 0, 0) if main_scales is None or main_scales.dim() == 1 else (0, *main_scales.stride())[-3:]
+    arguments = _arguments()
+    _PARAMS.pack_into(
+        arguments.buffer,
+        0,
+        codes.data_ptr(),
+        0 if scales is None else scales.data_ptr(),
+        out[0].data_ptr(),
+        0 if out[1] is None else out[1].data_ptr(),
+        0 if out_fp8 is None else out_fp8[0].data_ptr(),
+        0 if out_fp8 is None else out_fp8[1].data_ptr(),
+        0 if group_sizes is None else group_sizes.data_ptr(),
+        0 if padded_sizes is None else padded_sizes.data_ptr(),
+        rows,
+        columns,
+        *((0, 0) if scales is None else scales.stride()),
+        strides[1],
+        strides[2],
+        strides[0],
+        0 if group_sizes is None else group_sizes.shape[0],
+        row_multiple,
+        rule,
+        headroom,
+    )
+    handle = _kernel(source, kernel, index)
+    if torch.cuda.current_device() == index:
+        _enqueue(handle, grid, index, arguments)
+    else:
+        with torch.cuda.device(index):
+            _enqueue(handle, grid, index, arguments)
+
+
+def _aligned(x: Tensor, num_bytes: int) -> Tensor:
+    return x if x.data_ptr() % num_bytes == 0 else x.clone()
+
+
+class _Arguments(threading.local):
+    """A thread's parameter block and the array of pointers to parameters that a launch takes; the launch copies both."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_PARAMS.size)
+        self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        self.address = ctypes.addressof(self.pointers)
+
+
+_thread_arguments = _Arguments()
+
+
+def _arguments() -> _Arguments:
+    return _thread_arguments
+
+
+def _enqueue(handle: int, grid: int, index: int, arguments: _Arguments) -> None:
+    driver = _driver()
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    (status,) = driver.cuLaunchKernel(handle, grid, 1, 1, _THREADS, 1, 1, 0, stream, arguments.address, 0)
+    if status == _CUDA_ERROR_INVALID_CONTEXT:  # a thread that torch has not touched yet
+        torch.cuda.set_device(index)
+        torch.cuda.current_stream(index).query()
+        (status,) = driver.cuLaunchKernel(handle, grid, 1, 1, _THREADS, 1, 1, 0, stream, arguments.address, 0)
+    if status != 0:
+        raise RuntimeError(f"mxsim.kernels: launching on cuda:{index} failed with {status!r}")
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+@lru_cache(maxsize=None)
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+@lru_cache(maxsize=None)
+def _kernel(source: str, kernel: str, index: int) -> int:
+    """Handle of a kernel; one library serves all devices of an architecture."""
+    return int(_library(source, architecture(index)).get_kernel(kernel).handle)
+
+
+@lru_cache(maxsize=None)
+def _library(source: str, arch: str) -> Any:
+    from cuda.core import ObjectCode
+
+    return ObjectCode.from_cubin(build.compile_cuda(source, arch), name=source)
+
+
+def architecture(index: int) -> str:
+    """Compiler target of a device: sm_90a on Hopper, the plain architecture elsewhere."""
+    major, minor = torch.cuda.get_device_capability(index)
+    if major < 8:
+        raise RuntimeError(f"mxsim.kernels: cuda:{index} has compute capability {major}.{minor}, needed 8.0 or more")
+    return f"sm_{major}{minor}{'a' if major == 9 else ''}"
