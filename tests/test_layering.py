@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "plotting": {"formats", "blocks", "analysis"},
     "moe": {"formats", "blocks", "kernels"},
     "train": {"formats", "blocks", "kernels", "moe", "analysis"},
-    "cli": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train"},
+    "commands": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train"},
+    "cli": {"commands"},
 }
 NUMPY_ONLY = {"formats", "blocks"}
 ALLOWED = sys.stdlib_module_names | {"mxsim", "numpy", "jaxtyping"}

@@ -1,0 +1,168 @@
+"""The `mxsim` command: what can be called and how; mxsim/commands does the work.
+
+Exit status: 0, 1 (what was asked for failed), 2 (bad input: one line on stderr), 130 (interrupted).
+"""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from mxsim import __version__
+from mxsim.commands.bad_input import BadInput
+from mxsim.commands.inspect import InputKind
+
+BAD_INPUT_STATUS = 2
+INTERRUPTED_STATUS = 130
+
+
+class _Group(typer.core.TyperGroup):
+    """Commands whose every error is one line, without a traceback and without a usage text."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
+        try:
+            result = super().main(*args, standalone_mode=False, **options)
+        except (KeyboardInterrupt, typer.Abort):
+            result = INTERRUPTED_STATUS
+        except BadInput as error:
+            _print_error(str(error))
+            result = BAD_INPUT_STATUS
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # the command line library's own errors
+                raise
+            _print_error(error.format_message())
+            result = BAD_INPUT_STATUS
+        if result == INTERRUPTED_STATUS:
+            _print_error("interrupted")
+        if not standalone_mode:
+            return result
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _print_error(message: str) -> None:
+    print(f"mxsim: {' '.join(message.split())}", file=sys.stderr)
+
+
+app = typer.Typer(
+    cls=_Group,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"mxsim {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _mxsim(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Bit-exact simulation of narrow floating-point formats that share a scale per block."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+# Unknown options are left to the argument, so that a negative number needs no `--` before it.
+@app.command("inspect", context_settings={"ignore_unknown_options": True})
+def _inspect(
+    value_or_code: Annotated[
+        str,
+        typer.Argument(
+            metavar="VALUE_OR_CODE", help="A number (1.5, -3e-4, 0x1.8p3, 1/3, nan, inf) or a code (0x7e, 0b111)."
+        ),
+    ],
+    format: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An element or block format; repeat for more. Default: all."),
+    ] = None,
+    as_: Annotated[InputKind | None, typer.Option("--as", help="Read the argument as this.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every digit.")] = False,
+) -> None:
+    """Show a number or a code in every format, bit by bit.
+
+    A number: its code, the error, its neighbours, what each rounding and overflow mode gives, and what each scale rule
+    makes of a block whose largest magnitude it is. A code: its fields and its value.
+
+    Example: mxsim inspect 0.3 --format MXFP4 --format E4M3
+    """
+    from mxsim.commands.inspect import inspect
+
+    inspect(value_or_code, formats=format or [], kind=as_, as_json=json, console=_console())
+
+
+@app.command("study")
+def _study(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors, .npy, .npz or .pt file.")],
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A block format; repeat for more. Default: MXFP4, NVFP4, MXFP6_E2M3, MXFP8_E4M3, FP8_1X128.",
+        ),
+    ] = None,
+    scale_rule: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="FLOOR, RCEIL, CEIL or EVEN; repeat for more. Default: each format's own."),
+    ] = None,
+    axis: Annotated[int | None, typer.Option(help="Axis along which blocks run. Default: each format's own.")] = None,
+    tensor: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only tensors with such a name; repeat for more.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to this CSV file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw PNG pictures into this directory.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Measure the error of every tensor of a file in every format.
+
+    SQNR, relative errors, shares of elements saturated, underflowed and subnormal; for MXFP4 also how far the scales of
+    neighbouring blocks differ and how much of it FP4 -> FP8 keeps exactly.
+
+    Example: mxsim study model.safetensors --tensor '*attention*' --scale-rule FLOOR --scale-rule EVEN
+    """
+    from mxsim.commands.study import Outputs, study
+
+    study(
+        file,
+        formats=format or [],
+        scale_rules=scale_rule or [],
+        axis=axis,
+        tensors=tensor or [],
+        outputs=Outputs(csv=csv, plots=plot, as_json=json),
+        console=_console(),
+        progress_console=_console(stderr=True),
+    )
+
+
+def _console(*, stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, stderr=stderr)
+
+
+def main() -> None:
+    """Entry point of the `mxsim` script."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `mxsim ... | head` ends quietly
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without arrows
+    try:
+        app()
+    except KeyboardInterrupt:
+        _print_error("interrupted")
+        sys.exit(INTERRUPTED_STATUS)
+
+
+if __name__ == "__main__":
+    main()

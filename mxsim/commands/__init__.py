@@ -1,0 +1,1 @@
+"""What the subcommands of `mxsim` do; mxsim/cli.py declares them."""
