@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 import pandas as pd
-import safetensors
+
+from mxsim.analysis import open_tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,11 +35,7 @@ def save_figure(figure: "Figure", topic: str, folder: Path = OUT) -> list[Path]:
 def real_tensors() -> dict[str, np.ndarray]:
     """Weights (float32) and activations (bfloat16) of all-MiniLM-L6-v2 by name; data/minilm_slices.json describes them.
 
-    In the file's order of names: activations, then weights, each from the first layer to the last.
+    In order of names: activations, then weights, each from the first layer to the last.
     """
-    dtypes = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
-    entries = safetensors.deserialize((DATA / "minilm_slices.safetensors").read_bytes())
-    return {
-        name: np.frombuffer(entry["data"], dtypes[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in sorted(entries)
-    }
+    with open_tensors(DATA / "minilm_slices.safetensors") as tensors:
+        return {tensor.name: np.array(tensor.load()) for tensor in sorted(tensors, key=lambda tensor: tensor.name)}
