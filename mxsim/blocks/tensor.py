@@ -48,6 +48,11 @@ class BlockTensor:
 
     def __post_init__(self) -> None:
         fmt = self.format
+        if not isinstance(fmt, BlockFormat):
+            raise TypeError(f"BlockTensor: format is {fmt!r}, needed a BlockFormat")
+        for name, array in (("codes", self.codes), ("scales", self.scales)):
+            if not isinstance(array, (np.ndarray, np.generic)):
+                raise TypeError(f"BlockTensor: {name} is a {type(array).__name__}, needed an array")
         if self.codes.dtype != np.uint8:
             raise TypeError(f"BlockTensor: codes has dtype {self.codes.dtype}, needed uint8")
         object.__setattr__(self, "axis", normalize_axis(self.axis, self.codes.ndim, fmt, "BlockTensor"))
@@ -70,6 +75,10 @@ class BlockTensor:
             )
         if self.tensor_scale is not None:
             object.__setattr__(self, "tensor_scale", np.float32(self.tensor_scale))
+        if not (self.source_rows is None or 0 <= self.source_rows <= self.codes.shape[-1]):
+            raise ValueError(
+                f"BlockTensor: source_rows is {self.source_rows}, needed None or 0 to {self.codes.shape[-1]}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,7 +109,8 @@ class BlockTensor:
     def scale_values(self) -> Float[np.ndarray, "*blocks"]:
         """Scales as exact float64, without tensor_scale; a NaN scale is NaN."""
         scales = self.scales if self.format.scale is FP32 else decode(self.scales, self.format.scale)
-        return scales.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return scales.astype(np.float64)
 
     def dequantize(self, dtype: Any = np.float32) -> Float[np.ndarray, "*shape"]:
         """See `dequantize`."""
@@ -147,7 +157,8 @@ class BlockTensor:
             ValueError: for another suffix.
         """
         target = _checked_path(path, "save")
-        arrays = {"codes": self.packed(), "scales": np.ascontiguousarray(self.scales)}
+        # NOTE: safetensors writes the memory of an array as it lies, whatever its strides.
+        arrays = {"codes": np.ascontiguousarray(self.packed()), "scales": np.ascontiguousarray(self.scales)}
         if self.tensor_scale is not None:
             arrays["tensor_scale"] = np.array(self.tensor_scale)
         header = {
@@ -198,8 +209,10 @@ def dequantize(t: BlockTensor, dtype: Any = np.float32) -> Float[np.ndarray, "*s
     a NaN element or scale gives the positive quiet NaN.
 
     Raises:
-        TypeError: for another dtype.
+        TypeError: for another dtype, or if t is not a BlockTensor.
     """
+    if not isinstance(t, BlockTensor):
+        raise TypeError(f"dequantize: t is a {type(t).__name__}, needed a BlockTensor")
     dtype = np.dtype(dtype)
     if dtype not in (np.float64, np.float32, np.float16) and dtype.name != "bfloat16":
         raise TypeError(f"dequantize: dtype is {dtype}, needed float64, float32, float16 or bfloat16")
@@ -211,7 +224,8 @@ def dequantize(t: BlockTensor, dtype: Any = np.float32) -> Float[np.ndarray, "*s
     block = block_of(t.format, t.axis)
     for piece, blocks in chunks(codes.shape, block):
         elements = decode(split_blocks(codes[piece], block), t.format.element)
-        exact = elements * per_block(scales[blocks])  # 4 by 28 bits at most: exact in float64
+        with np.errstate(invalid="ignore"):  # 0 times an infinite scale
+            exact = elements * per_block(scales[blocks])  # 4 by 28 bits at most: exact in float64
         exact[np.isnan(exact)] = np.nan
         _, rows, columns = codes[piece].shape
         values[piece] = join_blocks(_round_once(exact, dtype), rows, columns)
@@ -250,7 +264,8 @@ def _checked_path(path: str | os.PathLike[str], caller: str) -> Path:
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if source.suffix == ".npz":
-        with np.load(source, allow_pickle=False) as file:
+        # NOTE: given a path to a damaged file, np.load leaves it open.
+        with source.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return json.loads(str(arrays.pop("mxsim"))), arrays
     import safetensors
