@@ -1,5 +1,6 @@
 """What the kernels return, and how it lies in memory (NUMERICS section 8): results and their allocation."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -83,16 +84,18 @@ def max_column_blocks(num_rows: int, num_groups: int, block: int = FP8_BLOCK) ->
     return (num_rows + (block - 1) * num_groups) // block
 
 
-def empty_fp4_rows(num_rows: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of `Fp4Rows`."""
+def empty_fp4_rows(shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of `Fp4Rows` of [R, K] elements."""
+    num_rows, num_columns = shape
     return (
         torch.empty((num_rows, num_columns // 2), dtype=torch.uint8, device=device),
         torch.empty((num_rows, num_columns // FP4_BLOCK), dtype=torch.uint8, device=device),
     )
 
 
-def empty_fp8_rows(num_rows: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of dense `Fp8Rows`."""
+def empty_fp8_rows(shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of dense `Fp8Rows` [R, K]."""
+    num_rows, num_columns = shape
     codes = torch.empty((num_rows, num_columns), dtype=torch.float8_e4m3fn, device=device)
     num_blocks, stride = num_columns // FP8_BLOCK, round_up(num_rows, 4)
     scales = torch.empty((num_blocks, stride), dtype=torch.float32, device=device).t()

@@ -20,9 +20,11 @@ sizes that are negative or do not sum to the rows (ValueError).
 `check=True` reads the device back (not under graph capture) and raises the ValueErrors that CPU tensors always get.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -69,7 +71,7 @@ from mxsim.kernels.layouts import (
     max_row_units,
 )
 
-GroupSizes = Sequence[int] | Tensor
+GroupSizes: TypeAlias = Sequence[int] | Tensor
 
 
 # ------------------------------------------------------------------------------------------------- public functions
@@ -357,13 +359,14 @@ def _check_sizes(op: str, group_sizes: Tensor | None, rows_name: str, rows: Tens
 
 
 # ------------------------------------------------------------------------------------------------- registration
-class _Device:
-    """mxsim.kernels.device, imported when the first CUDA tensor comes."""
+class _Backend:
+    """The functions of a module that is found when the first tensor comes."""
+
+    def __init__(self, find: Callable[[], ModuleType]) -> None:
+        self._find = find
 
     def __getattr__(self, name: str) -> Any:
-        from mxsim.kernels import device
-
-        function = getattr(device, name)
+        function = getattr(self._find(), name)
         setattr(self, name, function)
         return function
 
@@ -375,7 +378,9 @@ class _NoBackend:
         return lambda *arguments: None
 
 
-_DEVICE, _NO_BACKEND = _Device(), _NoBackend()
+_HOST = _Backend(host.backend)
+_DEVICE = _Backend(lambda: importlib.import_module("mxsim.kernels.device"))
+_NO_BACKEND = _NoBackend()
 _LIBRARY = torch.library.Library("mxsim", "DEF")
 
 
@@ -392,7 +397,7 @@ def _operator(schema: str) -> Callable[[Callable[..., Any]], Any]:
             return lambda *arguments: implementation(backend, *arguments)
 
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, on(host), "CPU")
+        _LIBRARY.impl(name, on(_HOST), "CPU")
         _LIBRARY.impl(name, on(_DEVICE), "CUDA")
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"mxsim::{name}", on(_NO_BACKEND), lib=_LIBRARY)
@@ -452,7 +457,7 @@ def _on_device(sizes: Sequence[int], device: torch.device) -> Tensor:
 @_operator("bf16_to_fp4_row(Tensor x, int rule) -> (Tensor, Tensor)")
 def _bf16_to_fp4_row(backend: Any, x: Tensor, rule: int) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp4_row", "x", x, FLOATS, 1, FP4_BLOCK)
-    codes, scales = empty_fp4_rows(*x.shape, x.device)
+    codes, scales = empty_fp4_rows(x.shape, x.device)
     backend.to_fp4_row(x, codes, scales, rule)
     return codes, scales
 
@@ -461,7 +466,7 @@ def _bf16_to_fp4_row(backend: Any, x: Tensor, rule: int) -> tuple[Tensor, ...]:
 def _fp8_row_to_fp4_row(backend: Any, codes: Tensor, scales: Tensor, rule: int) -> tuple[Tensor, ...]:
     op = "fp8_row_to_fp4_row"
     x, x_scales = _fp8_rows(op, codes, scales)
-    out = empty_fp4_rows(*x.shape, x.device)
+    out = empty_fp4_rows(x.shape, x.device)
     _refuse(op, scales, backend.fp8_row_to_fp4_row(x, x_scales, *out, rule))
     return out
 
@@ -469,7 +474,7 @@ def _fp8_row_to_fp4_row(backend: Any, codes: Tensor, scales: Tensor, rule: int) 
 @_operator("fp4_row_to_fp8_row(Tensor codes, Tensor scales, int headroom) -> (Tensor, Tensor)")
 def _fp4_row_to_fp8_row(backend: Any, codes: Tensor, scales: Tensor, headroom: int) -> tuple[Tensor, ...]:
     x, x_scales = _fp4_rows("fp4_row_to_fp8_row", codes, scales, FP8_BLOCK)
-    out = empty_fp8_rows(x.shape[0], 2 * x.shape[1], x.device)
+    out = empty_fp8_rows((x.shape[0], 2 * x.shape[1]), x.device)
     backend.fp4_row_to_fp8_row(x, x_scales, *out, headroom, None, None, 1)
     return out
 
@@ -570,7 +575,7 @@ def _fp8_row_to_ragged(
 @_operator("bf16_to_fp8_row(Tensor x) -> (Tensor, Tensor)")
 def _bf16_to_fp8_row(backend: Any, x: Tensor) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
-    out = empty_fp8_rows(*x.shape, x.device)
+    out = empty_fp8_rows(x.shape, x.device)
     backend.to_fp8_row(x, *out, None, None, 1)
     return out
 
@@ -625,7 +630,7 @@ def _bf16_to_fp8_tile(backend: Any, w: Tensor, transpose: bool) -> tuple[Tensor,
 @_operator("bf16_to_fp4_and_fp8_row(Tensor x, int rule, int headroom) -> (Tensor, Tensor, Tensor, Tensor)")
 def _bf16_to_fp4_and_fp8_row(backend: Any, x: Tensor, rule: int, headroom: int) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp4_and_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
-    fp4, fp8 = empty_fp4_rows(*x.shape, x.device), empty_fp8_rows(*x.shape, x.device)
+    fp4, fp8 = empty_fp4_rows(x.shape, x.device), empty_fp8_rows(x.shape, x.device)
     backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, None, None, 1)
     return *fp4, *fp8
 
@@ -646,7 +651,7 @@ def _bf16_to_fp4_and_fp8_row_ragged(
     op = "bf16_to_fp4_and_fp8_row"
     x = rows_of(op, "x", x, BF16, 1, FP8_BLOCK)
     sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), row_multiple, max_row_units)
-    fp4 = empty_fp4_rows(*x.shape, x.device)
+    fp4 = empty_fp4_rows(x.shape, x.device)
     fp8 = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
     backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, sizes, padded, row_multiple)
     return *fp4, *fp8, padded
