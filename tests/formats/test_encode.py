@@ -5,7 +5,22 @@ from functools import cache
 import numpy as np
 import pytest
 
-from mxsim.formats import BF16, E2M1, E4M3, E5M2, E8M0, FP16, FP32, INT8, Overflow, Rounding, decode, encode, round_to
+from mxsim.formats import (
+    BF16,
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    FP16,
+    FP32,
+    INT8,
+    FloatFormat,
+    Overflow,
+    Rounding,
+    decode,
+    encode,
+    round_to,
+)
 from tests import oracle
 from tests.compare import assert_codes_equal, assert_floats_equal
 from tests.formats.pairs import CATALOG, NARROW, TABLED, USER, as_float64, modes, name_of
@@ -144,7 +159,7 @@ def test_every_boundary_and_its_float32_neighbours_against_the_fractions(pair):
         assert_codes_equal(got, want, x, f"{fmt} {rounding.name} {overflow.name}")
 
 
-@pytest.mark.parametrize("pair", [p for p in TABLED if p not in NARROW], ids=name_of)
+@pytest.mark.parametrize("pair", [p for p in CATALOG if p[1].bits == 16], ids=name_of)
 @pytest.mark.parametrize("points", [points64, points32], ids=["float64", "float32"])
 def test_every_boundary_of_a_16_bit_format_against_the_table(pair, points):
     fmt, spec = pair
@@ -153,6 +168,34 @@ def test_every_boundary_of_a_16_bit_format_against_the_table(pair, points):
         want = encode_by_table(x, spec, rounding.name, overflow.name)
         got = encode(x, fmt, rounding=rounding, overflow=overflow)
         assert_codes_equal(got, want, x, f"{fmt} {rounding.name} {overflow.name}")
+
+
+@pytest.mark.parametrize("mantissa_bits", [0, 1, 5, 6])
+@pytest.mark.parametrize("min_subnormal_exponent", [-149, -134, -133, -132, -131, -130, -129, -126])
+def test_formats_among_the_subnormals_of_float32(mantissa_bits, min_subnormal_exponent):
+    bias = 1 - mantissa_bits - min_subnormal_exponent
+    fmt, spec = FloatFormat("LOW", 2, mantissa_bits, bias), oracle.Spec("LOW", 2, mantissa_bits, bias)
+    with np.errstate(over="ignore", under="ignore"):  # not every midpoint is a float32
+        x = points64(spec).astype(np.float32)
+    x = np.concatenate([x, np.nextafter(x, np.float32(INF)), np.nextafter(x, np.float32(0))])
+    x = np.concatenate([x, np.ldexp(np.float32(1), np.arange(-149, -120)), np.float32(2.0**-149) * np.arange(64)])
+    for dtype in (np.float32, np.float64):
+        for rounding, _ in modes(spec):
+            got = encode(x.astype(dtype), fmt, rounding=rounding)
+            assert_codes_equal(got, encode_by_table(x, spec, rounding.name), x, f"{spec} {rounding.name}")
+
+
+@pytest.mark.parametrize("exponent_bits, mantissa_bits", [(8, 0), (8, 2), (8, 5), (3, 5)])
+@pytest.mark.parametrize("emax", [125, 126, 127, 128])
+def test_formats_at_the_top_of_float32(exponent_bits, mantissa_bits, emax):
+    bias = 2**exponent_bits - 1 - emax
+    fmt = FloatFormat("HIGH", exponent_bits, mantissa_bits, bias)
+    spec = oracle.Spec("HIGH", exponent_bits, mantissa_bits, bias)
+    bits = np.concatenate([np.arange(0x7D000000, 0x7F800001, 0x1000), np.arange(0x7F7F0000, 0x7F800001)])
+    x = bits.astype(np.uint32).view(np.float32)
+    for rounding, _ in modes(spec):
+        got = encode(x, fmt, rounding=rounding)
+        assert_codes_equal(got, encode_by_table(x, spec, rounding.name), x, f"{spec} {rounding.name}")
 
 
 @pytest.mark.parametrize("pair", NARROW, ids=name_of)
@@ -209,9 +252,9 @@ def test_every_16_bit_input_against_the_table(pair, source):
     x = encodable(all_values(source), spec)
     for rounding, overflow in modes(spec):
         want = encode_by_table(x, spec, rounding.name, overflow.name)
-        for array in (x, x.astype(np.float64)):
-            got = encode(array, fmt, rounding=rounding, overflow=overflow)
-            assert_codes_equal(got, want, x, f"{source} {array.dtype} to {fmt} {rounding.name} {overflow.name}")
+        for dtype in (np.float32, np.float64) if pair in CATALOG else (np.float32,):
+            got = encode(x.astype(dtype), fmt, rounding=rounding, overflow=overflow)
+            assert_codes_equal(got, want, x, f"{source} {dtype.__name__} to {fmt} {rounding.name} {overflow.name}")
 
 
 @pytest.mark.parametrize("source", ["BF16", "FP16"])
