@@ -1,0 +1,365 @@
+"""Bit comparison of results with what was expected, and which step of NUMERICS a difference breaks.
+
+Tensors are compared where they lie, each as one; only a result that differs is brought to the CPU and looked into.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxsim.formats import BF16, E2M1, E4M3, E8M0, FP16, FP32, FloatFormat, decode
+from mxsim.validate.cases import Case, Inputs
+from mxsim.validate.reference import PADDING, Leaf, LeafKind
+
+_MAX_SHOWN = 8  # mismatches described for each result
+_UINT8_LIKE = (torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+_DTYPES = {
+    LeafKind.FP4_CODES: _UINT8_LIKE,
+    LeafKind.FP8_CODES: _UINT8_LIKE,
+    LeafKind.E8M0_SCALES: _UINT8_LIKE,
+    LeafKind.FP32_SCALES: (torch.float32,),
+    LeafKind.BF16_VALUES: (torch.bfloat16,),
+    LeafKind.SIZES: (torch.int64,),
+}
+_BITS = {  # the integers that torch compares, and the format of one entry
+    LeafKind.FP4_CODES: (torch.uint8, E2M1),
+    LeafKind.FP8_CODES: (torch.uint8, E4M3),
+    LeafKind.E8M0_SCALES: (torch.uint8, E8M0),
+    LeafKind.FP32_SCALES: (torch.int32, FP32),
+    LeafKind.BF16_VALUES: (torch.int16, BF16),
+    LeafKind.SIZES: (torch.int64, None),
+}
+_LAYOUT = "8 layout"
+# what breaks -> the step, by the sections that rule an op
+_STEPS = {
+    "3": {"poison": "3.3", "zero block": "3.4", "scale": "3.2", "rounding": "3.5"},
+    "4": {"poison": "4.3", "zero block": "4.2", "scale": "4.1 and 4.2", "rounding": "4.3 and 4.4"},
+    "5.1": {"poison": "5.1 and 4.3", "zero block": "5.1", "scale": "5.1 and 4.2", "rounding": "5.1 and 4.3"},
+    "5.4": {"poison": "5.4", "zero block": "5.4", "scale": "5.4", "rounding": "5.4"},
+    "6": {"poison": "6.4", "zero block": "3.4", "scale": "6.2", "rounding": "6.3"},
+    "7": {"poison": "7.2", "zero block": "7.1", "scale": "7.1", "rounding": "7.1"},
+    "8": {"poison": "8", "zero block": "8", "scale": "8", "rounding": "8"},
+    "3.9": {"poison": "3.9", "zero block": "3.9", "scale": "3.9", "rounding": "3.9"},
+}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One entry of a result that differs."""
+
+    case: str
+    result: str
+    index: tuple[int, ...]
+    input: str
+    got: str
+    want: str
+    got_value: str
+    want_value: str
+    step: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class Comparison:
+    """Elements compared in one case, and what differs; problems are results of the wrong number, dtype or shape."""
+
+    num_elements: int = 0
+    num_mismatches: int = 0
+    by_step: Counter[str] = field(default_factory=Counter)
+    first: list[Mismatch] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def compare(case: Case, inputs: Inputs, leaves: Sequence[Leaf], results: Any, *, prefix_only: bool) -> Comparison:
+    """Compare what a candidate returned with the leaves.
+
+    prefix_only: results may be longer along their first axis, with unspecified bytes at the end.
+    """
+    comparison = Comparison()
+    try:
+        tensors = list(_tensors(results))
+    except TypeError as error:
+        comparison.problems.append(str(error))
+        tensors = []
+    if not comparison.problems and len(tensors) != len(leaves):
+        names = ", ".join(leaf.name for leaf in leaves)
+        comparison.problems.append(f"returned {len(tensors)} tensors, needed {len(leaves)}: {names}")
+    if comparison.problems:
+        _count_all(comparison, leaves, case)
+        return comparison
+
+    bits = {}
+    for leaf, tensor in zip(leaves, tensors, strict=True):
+        checked = _checked(leaf, tensor, case.repeat, prefix_only)
+        if isinstance(checked, str):
+            comparison.problems.append(f"{leaf.name}: {checked}")
+            _count_all(comparison, [leaf], case)
+        else:
+            bits[leaf.name] = checked
+    differing = [leaf for leaf in leaves if leaf.name in bits and not _equal(leaf, bits[leaf.name], case, comparison)]
+    if differing:
+        evidence = _Evidence(case, inputs, {leaf.name: leaf for leaf in leaves}, bits)
+        for leaf in differing:
+            _look_into(leaf, evidence, comparison)
+    return comparison
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+def _tensors(results: Any) -> Iterator[Tensor]:
+    if isinstance(results, Tensor):
+        yield results
+    elif isinstance(results, (tuple, list)):
+        for part in results:
+            if part is not None:
+                yield from _tensors(part)
+    else:
+        raise TypeError(f"returned a {type(results).__name__}, needed tensors")
+
+
+def _checked(leaf: Leaf, tensor: Tensor, repeat: int, prefix_only: bool) -> Tensor | str:
+    """The result's bits, or what is wrong with it."""
+    dtypes = _DTYPES[leaf.kind]
+    if tensor.dtype not in dtypes:
+        return f"has dtype {tensor.dtype}, needed {' or '.join(str(d) for d in dtypes)}"
+    needed = _repeated_shape(leaf, repeat)
+    shape = tuple(tensor.shape)
+    if prefix_only and leaf.kind is not LeafKind.SIZES and len(shape) == len(needed) and shape[:1] >= needed[:1]:
+        tensor = tensor[: needed[0]]
+        shape = tuple(tensor.shape)
+    if shape != needed:
+        return f"has shape {shape}, needed {needed} ({_LAYOUT})"
+    strides = leaf.layout.strides(shape)
+    if tensor.numel() and any(n > 1 and s != t for n, s, t in zip(shape, tensor.stride(), strides, strict=True)):
+        return f"has strides {tensor.stride()}, needed {strides} for shape {shape} ({_LAYOUT})"
+    return tensor.view(_BITS[leaf.kind][0])
+
+
+def _repeated_shape(leaf: Leaf, repeat: int) -> tuple[int, ...]:
+    shape = list(leaf.bits.shape)
+    shape[leaf.repeat_axis] *= repeat
+    return tuple(shape)
+
+
+def _equal(leaf: Leaf, got: Tensor, case: Case, comparison: Comparison) -> bool:
+    comparison.num_elements += leaf.num_elements * case.repeat
+    dtype = _BITS[leaf.kind][0]
+    signed = {np.uint32: np.int32, np.uint16: np.int16}.get(leaf.bits.dtype.type, leaf.bits.dtype.type)
+    want = torch.from_numpy(np.array(leaf.bits.view(signed))).to(got.device)
+    assert want.dtype is dtype
+    if case.repeat == 1:
+        return torch.equal(got, want)
+    size = leaf.bits.shape[leaf.repeat_axis]
+    pieces = got.unflatten(leaf.repeat_axis, (case.repeat, size)) if size else got
+    return bool((pieces == want.unsqueeze(leaf.repeat_axis)).all()) if size else True
+
+
+def _count_all(comparison: Comparison, leaves: Sequence[Leaf], case: Case) -> None:
+    for leaf in leaves:
+        comparison.num_elements += leaf.num_elements * case.repeat
+        comparison.num_mismatches += leaf.num_elements * case.repeat
+        comparison.by_step[_LAYOUT] += leaf.num_elements * case.repeat
+
+
+# --------------------------------------------------------------------------------------------------------- mismatches
+@dataclass
+class _Evidence:
+    """Inputs, expectations and results of one case, element by element on the CPU."""
+
+    case: Case
+    inputs: Inputs
+    leaves: dict[str, Leaf]
+    results: dict[str, Tensor]
+
+    def got(self, leaf: Leaf) -> np.ndarray:
+        """Bits of a result, repeats in front: [repeat, *shape of the elements]."""
+        tensor, axis = self.results[leaf.name], leaf.repeat_axis
+        if self.case.repeat > 1:
+            tensor = tensor.unflatten(axis, (self.case.repeat, leaf.bits.shape[axis])).movedim(axis, 0)
+        else:
+            tensor = tensor.unsqueeze(0)
+        return _elements(leaf, tensor.cpu().numpy().astype(leaf.bits.dtype, copy=False).view(leaf.bits.dtype))
+
+    @cached_property
+    def first_input(self) -> np.ndarray:
+        """Codes or bits of the elements, [rows, columns]."""
+        array = next(iter(self.inputs.values()))
+        if self.input_format is E2M1:
+            array = np.stack([array & 0xF, array >> 4], axis=-1).reshape(array.shape[0], -1)
+        return array.view({2: np.uint16, 4: np.uint32, 1: np.uint8}[array.dtype.itemsize])
+
+    @cached_property
+    def input_format(self) -> FloatFormat:
+        """Of the elements."""
+        array = next(iter(self.inputs.values()))
+        if self.case.op.startswith("fp4"):
+            return E2M1
+        if self.case.op.startswith("fp8"):
+            return E4M3
+        return {np.dtype(np.uint16): BF16, np.dtype(np.float16): FP16, np.dtype(np.float32): FP32}[array.dtype]
+
+    def amax_of(self, leaf: Leaf) -> np.ndarray:
+        """Largest magnitude code of each block of the leaf, at the index of the block's first element."""
+        assert leaf.blocks is not None
+        magnitudes = (self.first_input & self.input_format.magnitude_mask).reshape(-1)
+        count = leaf.blocks.first_row.size * leaf.blocks.num_columns
+        amax = np.zeros(magnitudes.size, magnitudes.dtype)
+        np.maximum.at(amax, leaf.blocks.first_of(np.arange(count)), magnitudes[:count])
+        return amax
+
+    def scales_of(self, leaf: Leaf, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(got, wanted) scale bits of blocks, by the index of their first element; padding gets any."""
+        scales = self.leaves[leaf.scales or ""]
+        assert scales.source is not None
+        source = scales.source().reshape(-1)
+        order = np.argsort(source, kind="stable")
+        place = order[np.minimum(np.searchsorted(source[order], firsts), source.size - 1)]
+        want = scales.bits.reshape(-1)[place]
+        got = self.got(scales)[0].reshape(-1)[place] if scales.name in self.results else want
+        return got, want
+
+
+def _elements(leaf: Leaf, bits: np.ndarray) -> np.ndarray:
+    """One entry an element: a byte of FP4 codes is two."""
+    if leaf.kind is not LeafKind.FP4_CODES:
+        return bits
+    return np.stack([bits & 0xF, bits >> 4], axis=-1).reshape(*bits.shape[:-1], -1)
+
+
+def _source(leaf: Leaf) -> np.ndarray:
+    assert leaf.source is not None
+    source = leaf.source()
+    if leaf.kind is LeafKind.FP4_CODES:
+        return np.stack([source, source + 1], axis=-1).reshape(*source.shape[:-1], -1)
+    return source
+
+
+def _look_into(leaf: Leaf, evidence: _Evidence, comparison: Comparison) -> None:
+    got, want = evidence.got(leaf), _elements(leaf, leaf.bits)
+    differing = np.flatnonzero(got != want[None])
+    comparison.num_mismatches += differing.size
+    places = differing % want.size
+    got_bits, want_bits = got.reshape(-1)[differing], want.reshape(-1)[places]
+    steps = _steps(leaf, evidence, got, want, places, got_bits, want_bits)
+    comparison.by_step.update(dict(zip(*np.unique(steps, return_counts=True), strict=True)))
+    _, first_of_step = np.unique(steps, return_index=True)
+    shown = sorted({*first_of_step.tolist(), *range(min(_MAX_SHOWN, differing.size))})[: 2 * _MAX_SHOWN]
+    element_format = _BITS[leaf.kind][1]
+    source = _source(leaf).reshape(-1) if leaf.source else None
+    for i in shown:
+        copy, place = divmod(int(differing[i]), want.size)
+        index = list(np.unravel_index(place, want.shape))
+        index[leaf.repeat_axis] += copy * want.shape[leaf.repeat_axis]
+        comparison.first.append(
+            Mismatch(
+                case=evidence.case.name,
+                result=leaf.name,
+                index=tuple(int(n) for n in index),
+                input="" if source is None else _describe_input(leaf, evidence, int(source[place])),
+                got=_hex(got_bits[i], element_format),
+                want=_hex(want_bits[i], element_format),
+                got_value=_value(got_bits[i], element_format),
+                want_value=_value(want_bits[i], element_format),
+                step=str(steps[i]),
+            )
+        )
+
+
+def _steps(
+    leaf: Leaf,
+    evidence: _Evidence,
+    got: np.ndarray,
+    want: np.ndarray,
+    places: np.ndarray,
+    got_bits: np.ndarray,
+    want_bits: np.ndarray,
+) -> np.ndarray:
+    """For each differing entry the step that it breaks, as well as can be told from the outside."""
+    if leaf.source is None:
+        return np.full(places.shape, "8 padded group sizes")
+    if places.size > 1 and np.array_equal(
+        np.sort(got, axis=None), np.sort(np.broadcast_to(want, got.shape), axis=None)
+    ):
+        return np.full(places.shape, f"{_LAYOUT}: the right {leaf.kind.value}, elsewhere")
+    names = _STEPS[leaf.step]
+    fmt = _BITS[leaf.kind][1]
+    assert fmt is not None
+    assert leaf.blocks is not None
+    source = _source(leaf).reshape(-1)[places]
+    firsts = leaf.blocks.first_of(source)
+    is_scale = leaf.kind in (LeafKind.E8M0_SCALES, LeafKind.FP32_SCALES)
+    steps = np.full(places.shape, f"{names['scale']} scale" if is_scale else f"{names['rounding']} rounding", object)
+
+    if not is_scale:
+        is_sign = (got_bits ^ want_bits) == fmt.sign_mask
+        steps[is_sign] = f"{names['rounding']} sign"
+        steps[is_sign & ((want_bits & fmt.magnitude_mask) == 0)] = "2.4 sign of zero"
+    if leaf.scales is not None:
+        got_scales, want_scales = evidence.scales_of(leaf, firsts)
+        steps[got_scales != want_scales] = f"{names['scale']} scale, and so the codes"
+        scale_format = _BITS[evidence.leaves[leaf.scales].kind][1]
+        assert scale_format is not None
+        steps[_is_nan(want_scales, scale_format)] = f"{names['poison']} NaN or infinity in the block"
+    if evidence.input_format is not E2M1:
+        is_zero_block = evidence.amax_of(leaf)[np.maximum(firsts, 0)] == 0
+        steps[is_zero_block & (steps != "2.4 sign of zero")] = f"{names['zero block']} all-zero block"
+    has_nan = _is_nan(got_bits, fmt) | _is_nan(want_bits, fmt)
+    steps[has_nan] = f"{names['poison']} NaN or infinity in the block"
+    if evidence.case.op == "fp8_row_to_ragged":
+        steps[:] = "8 codes and scales are copied"
+    padding = (
+        "8 padding: code 0x00, scale 1" if evidence.case.op.endswith(("row", "ragged")) else "5.2 padding: code 0x00"
+    )
+    steps[source == PADDING] = padding
+    return steps.astype(str)
+
+
+def _is_nan(bits: np.ndarray, fmt: FloatFormat) -> np.ndarray:
+    if not fmt.has_nan:
+        return np.zeros(bits.shape, bool)
+    mask = fmt.magnitude_mask
+    return (bits & mask) > (fmt.inf_code if fmt.inf_code is not None else fmt.max_code)
+
+
+# -------------------------------------------------------------------------------------------------------- description
+def _describe_input(leaf: Leaf, evidence: _Evidence, source: int) -> str:
+    if source == PADDING:
+        return "padding"
+    fmt, array = evidence.input_format, evidence.first_input
+    code = array.reshape(-1)[source]
+    name = next(iter(evidence.inputs))
+    index = tuple(int(i) for i in np.unravel_index(source, array.shape))
+    text = f"{name}{list(index)} = {_hex(code, fmt)} ({_value(code, fmt)})"
+    is_scale = leaf.kind in (LeafKind.E8M0_SCALES, LeafKind.FP32_SCALES)
+    if is_scale and fmt is not E2M1:
+        amax = evidence.amax_of(leaf)[source]
+        text = f"block at {name}{list(index)}, amax {_hex(amax, fmt)} ({_value(amax, fmt)})"
+    if "scales" in evidence.inputs:
+        scales = evidence.inputs["scales"]
+        row, column = index[0], index[1] * scales.shape[1] // array.shape[1]
+        scale_format = E8M0 if scales.dtype == np.uint8 else FP32
+        bits = scales[row, column] if scale_format is E8M0 else scales.view(np.uint32)[row, column]
+        text += f", scale {_hex(bits, scale_format)} ({_value(bits, scale_format)})"
+    return text
+
+
+def _hex(bits: Any, fmt: FloatFormat | None) -> str:
+    return str(int(bits)) if fmt is None else f"0x{int(bits):0{-(-fmt.bits // 4)}X}"
+
+
+def _value(bits: Any, fmt: FloatFormat | None) -> str:
+    if fmt is None:
+        return str(int(bits))
+    value = float(decode(np.array([bits]), fmt)[0])
+    fraction, exponent = np.frexp(value)
+    if fraction == 0.5 and not 2.0**-10 < value < 2.0**10:
+        return f"2^{exponent - 1}"
+    return f"{value:.9g}"

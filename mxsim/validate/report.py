@@ -1,0 +1,166 @@
+"""What a validation found: counts by op, the first mismatches, JSON and a table."""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+import mxsim
+from mxsim.validate.compare import Mismatch
+
+MAX_MISMATCHES_KEPT = 24  # of each op, spread over its cases and steps
+
+
+@dataclass(frozen=True)
+class CaseProblem:
+    """A case whose results could not be compared: the candidate raised, or its results have another form."""
+
+    case: str
+    message: str
+
+
+@dataclass
+class OpReport:
+    """One op. seconds: in the candidate; reference_seconds: in making inputs and expectations."""
+
+    op: str
+    num_cases: int = 0
+    num_elements: int = 0
+    num_mismatches: int = 0
+    seconds: float = 0.0
+    reference_seconds: float = 0.0
+    by_step: Counter[str] = field(default_factory=Counter)
+    cases_by_step: Counter[str] = field(default_factory=Counter)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    problems: list[CaseProblem] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)  # keyword that the candidate lacks -> cases
+
+    @property
+    def ok(self) -> bool:
+        """Whether every case was compared equal; False where there was none."""
+        return self.num_mismatches == 0 and not self.problems and self.num_cases > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "op": self.op,
+            "ok": self.ok,
+            "cases": self.num_cases,
+            "elements": self.num_elements,
+            "mismatches": self.num_mismatches,
+            "seconds": round(self.seconds, 4),
+            "reference_seconds": round(self.reference_seconds, 4),
+            "mismatches_by_step": dict(self.by_step.most_common()),
+            "cases_by_step": dict(self.cases_by_step.most_common()),
+            "first_mismatches": [m.to_json() for m in self.mismatches],
+            "problems": [{"case": p.case, "message": p.message} for p in self.problems],
+            "skipped_cases_by_keyword": dict(self.skipped),
+        }
+
+
+@dataclass
+class Report:
+    """All ops of one run."""
+
+    candidate: str
+    device: str
+    size: str
+    ops: list[OpReport] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every op is."""
+        return bool(self.ops) and all(op.ok for op in self.ops)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements compared."""
+        return sum(op.num_elements for op in self.ops)
+
+    @property
+    def num_mismatches(self) -> int:
+        """Elements that differ."""
+        return sum(op.num_mismatches for op in self.ops)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "ok": self.ok,
+            "candidate": self.candidate,
+            "device": self.device,
+            "size": self.size,
+            "seconds": round(self.seconds, 3),
+            "elements": self.num_elements,
+            "mismatches": self.num_mismatches,
+            "versions": {
+                "mxsim": mxsim.__version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+            },
+            "ops": [op.to_json() for op in self.ops],
+        }
+
+    def __rich__(self) -> Group:
+        return Group(*_parts(self))
+
+    def __str__(self) -> str:
+        console = Console(width=140, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+
+def _parts(report: Report) -> Iterator[Any]:
+    yield Text(f"{report.candidate} against the simulator on {report.device}, {report.size}", style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for header in ("cases", "elements", "mismatches", "candidate s", "reference s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("")
+    for op in report.ops:
+        table.add_row(
+            op.op,
+            f"{op.num_cases}",
+            f"{op.num_elements:,}",
+            f"{op.num_mismatches:,}",
+            f"{op.seconds:.2f}",
+            f"{op.reference_seconds:.2f}",
+            Text("equal", "green") if op.ok else Text("DIFFERS" if op.num_cases else "no case", "red"),
+        )
+    yield table
+    for op in report.ops:
+        yield from _details(op)
+    verdict = "equal bit for bit" if report.ok else f"{report.num_mismatches:,} mismatches"
+    yield Text(
+        f"{report.num_elements:,} elements in {report.seconds:.1f} s: {verdict}", "green" if report.ok else "red"
+    )
+
+
+def _details(op: OpReport) -> Iterator[Any]:
+    for keyword, count in op.skipped.items():
+        yield Text(f"{op.op}: {count} cases skipped, the candidate has no {keyword}", "yellow")
+    if op.ok or not op.num_cases:
+        return
+    yield Text(f"\n{op.op}", "bold red")
+    for problem in op.problems[:MAX_MISMATCHES_KEPT]:
+        yield Text(f"  case {problem.case!r}: {problem.message}")
+    if len(op.problems) > MAX_MISMATCHES_KEPT:
+        yield Text(f"  and {len(op.problems) - MAX_MISMATCHES_KEPT} more cases")
+    for step, count in op.by_step.most_common():
+        yield Text(f"  NUMERICS {step}: {count:,} elements in {op.cases_by_step[step]} cases")
+    for m in op.mismatches:
+        yield Text(
+            f"  {m.result}{list(m.index)}: got {m.got} ({m.got_value}), want {m.want} ({m.want_value}); {m.input}\n"
+            f"      NUMERICS {m.step}; case {m.case!r}",
+            "dim",
+        )

@@ -1,0 +1,180 @@
+"""Run candidates over the cases and collect what came."""
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mxsim.validate.cases import Case, arguments, has_sizes_on_device
+from mxsim.validate.compare import Comparison, compare
+from mxsim.validate.generators import Size, cases_of
+from mxsim.validate.reference import OPS, expected
+from mxsim.validate.report import MAX_MISMATCHES_KEPT, CaseProblem, OpReport, Report
+
+Candidate = Callable[..., Any]
+Progress = Callable[[Case, int, int], None]  # called before each case: the case, how many are done, how many in all
+
+
+def run(
+    ops: str | Sequence[str] = "all",
+    device: str | torch.device = "cuda",
+    candidate: Candidate | None = None,
+    size: str = "full",
+    *,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare a candidate, bit by bit, with the simulator on every case of each op.
+
+    Args:
+        ops: "all", the name of one op of `mxsim.kernels`, or several names.
+        device: where the candidate's tensors lie.
+        candidate: a function of the op's signature that returns tensors in (nested) tuples; None: the ops of
+            `mxsim.kernels` themselves. It serves every op named. Keywords at their defaults are not passed; cases
+            with a keyword that it does not take are skipped, and reported as such.
+        size: "full", or "quick" for a small part of it.
+        progress: called before each case.
+
+    Raises:
+        ValueError: for an unknown op or size, or a device that is not there.
+    """
+    names = _checked_ops(ops)
+    where = _checked_device(device)
+    chosen = _checked_size(size)
+    with_cases = [
+        (name, [c for c in cases_of(name, chosen, where.type) if candidate is None or not c.bad_input])
+        for name in names
+    ]
+    num_cases = sum(len(cases) for _, cases in with_cases)
+    report = Report(_name_of(candidate), _describe(where), chosen.value)
+    started, done = time.perf_counter(), 0
+    for name, cases in with_cases:
+        function = candidate if candidate is not None else _kernel(name)
+        op_report = OpReport(name)
+        report.ops.append(op_report)
+        for case in cases:
+            if progress is not None:
+                progress(case, done, num_cases)
+            _run_case(case, function, where, op_report)
+            done += 1
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def check(fn: Candidate, op: str, *, device: str | torch.device = "cpu", size: str = "full") -> Report:
+    """`run` for anybody's implementation of one op.
+
+    >>> from mxsim import kernels, validate                                             # doctest: +SKIP
+    >>> validate.check(my_function, op="bf16_to_fp4_row").ok                            # doctest: +SKIP
+    True
+    """
+    return run(op, device, fn, size)
+
+
+def _run_case(case: Case, function: Candidate, device: torch.device, report: OpReport) -> None:
+    missing = [keyword for keyword in case.options if not _takes(function, keyword)]
+    if missing:
+        report.skipped[missing[0]] += 1
+        return
+    start = time.perf_counter()
+    inputs = case.inputs()
+    tensors, keywords = arguments(case, inputs, device)
+    refused = case.bad_input and device.type == "cpu"
+    leaves = [] if refused else expected(case.op, inputs, dict(case.options))
+    _synchronize(device)
+    called = time.perf_counter()
+    report.reference_seconds += called - start
+    report.num_cases += 1
+    results, error = None, None
+    try:
+        results = function(*tensors, **keywords)
+        _synchronize(device)
+    except Exception as raised:
+        error = raised
+    returned = time.perf_counter()
+    report.seconds += returned - called
+
+    if refused:
+        if not isinstance(error, ValueError):
+            came = "returned" if error is None else f"raised {type(error).__name__}: {error}"
+            report.problems.append(CaseProblem(case.name, f"{came}, needed a ValueError (NUMERICS 10)"))
+        return
+    if error is not None:
+        message = " ".join(str(error).split())[:300]
+        report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {message}"))
+        return
+    prefix_only = device.type == "cuda" and has_sizes_on_device(case)
+    _add(report, case, compare(case, inputs, leaves, results, prefix_only=prefix_only))
+    report.reference_seconds += time.perf_counter() - returned
+
+
+def _add(report: OpReport, case: Case, comparison: Comparison) -> None:
+    report.num_elements += comparison.num_elements
+    report.num_mismatches += comparison.num_mismatches
+    report.by_step.update(comparison.by_step)
+    report.cases_by_step.update(comparison.by_step.keys())
+    report.problems.extend(CaseProblem(case.name, problem) for problem in comparison.problems)
+    known = {m.step for m in report.mismatches}
+    room = MAX_MISMATCHES_KEPT - len(report.mismatches)
+    new = sorted(comparison.first, key=lambda m: m.step in known)
+    report.mismatches.extend(new[: min(room, 4 if report.mismatches else 8)])
+
+
+def _takes(function: Candidate, keyword: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD or (p.name == keyword and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
+
+
+def _kernel(op: str) -> Candidate:
+    from mxsim import kernels
+
+    function: Candidate = getattr(kernels, op)
+    return function
+
+
+def _name_of(candidate: Candidate | None) -> str:
+    if candidate is None:
+        return "mxsim.kernels"
+    return f"{getattr(candidate, '__module__', '?')}:{getattr(candidate, '__qualname__', repr(candidate))}"
+
+
+def _describe(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _checked_ops(ops: str | Sequence[str]) -> list[str]:
+    names = list(OPS) if ops == "all" else [ops] if isinstance(ops, str) else list(ops)
+    for name in names:
+        if name not in OPS:
+            raise ValueError(f"validate: op is {name!r}, needed all or some of {', '.join(OPS)}")
+    if not names:
+        raise ValueError("validate: ops is empty, needed at least one")
+    return names
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"validate: device is {device!r}, needed cpu or cuda") from None
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(f"validate: device is {device!r}, needed cpu or cuda")
+    if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
+        raise ValueError(f"validate: device is {device!r}, but torch sees no such CUDA device")
+    return where
+
+
+def _checked_size(size: str) -> Size:
+    try:
+        return Size(size)
+    except ValueError:
+        raise ValueError(f"validate: size is {size!r}, needed full or quick") from None
