@@ -159,8 +159,15 @@ def count_inexact(source: BlockTensor, result: BlockTensor | Sequence[BlockTenso
         result: of any conversion of source: rows, columns (padding left out), or a list of columns, one a group.
 
     Raises:
+        TypeError: if source is not a BlockTensor, or result neither one nor a list of them.
         ValueError: if the shapes are not those of a conversion of source.
     """
+    if not isinstance(source, BlockTensor):
+        raise TypeError(f"count_inexact: source is a {type(source).__name__}, needed a BlockTensor")
+    if not isinstance(result, BlockTensor) and not (
+        isinstance(result, (list, tuple)) and all(isinstance(t, BlockTensor) for t in result)
+    ):
+        raise TypeError(f"count_inexact: result is a {type(result).__name__}, needed a BlockTensor or a list of them")
     if isinstance(result, BlockTensor) and result.source_rows is None:
         if result.shape != source.shape:
             raise ValueError(f"count_inexact: result has shape {result.shape}, needed {source.shape}, that of source")
@@ -327,6 +334,7 @@ def _checked_group_sizes(group_sizes: Sequence[int] | np.ndarray, num_rows: int,
         raise TypeError(f"{caller}: group_sizes is {sizes.dtype} of shape {sizes.shape}, needed a list of integers")
     if (sizes < 0).any():
         raise ValueError(f"{caller}: group_sizes holds {sizes.min()}, needed sizes of 0 or more")
-    if int(sizes.sum()) != num_rows:
-        raise ValueError(f"{caller}: group_sizes sum to {sizes.sum()}, needed {num_rows}, the rows of t")
-    return [int(n) for n in sizes]
+    rows = [int(n) for n in sizes]
+    if sum(rows) != num_rows:
+        raise ValueError(f"{caller}: group_sizes sum to {sum(rows)}, needed {num_rows}, the rows of t")
+    return rows
