@@ -251,7 +251,7 @@ def test_FP8_to_FP4_by_hand():
 
 # ------------------------------------------------------------------------------------------ FP8 -> FP4, exhaustively
 def every_code_below_every_maximum() -> np.ndarray:
-    """Blocks of 32: for each E4M3 magnitude as the largest, every code of both signs that is not larger; some with NaN."""
+    """Blocks of 32: for each E4M3 magnitude as the largest, NaN too, every code of both signs that is not larger."""
     blocks = []
     for largest in range(0x80):
         smaller = np.concatenate([np.arange(largest + 1), 0x80 + np.arange(largest + 1)]).astype(np.uint8)
