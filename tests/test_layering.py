@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "moe": {"formats", "blocks", "kernels"},
     "train": {"formats", "blocks", "kernels", "moe", "analysis"},
     "commands": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train"},
-    "cli": {"commands"},
+    "cli": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train", "commands"},
 }
 NUMPY_ONLY = {"formats", "blocks"}
 ALLOWED = sys.stdlib_module_names | {"mxsim", "numpy", "jaxtyping"}

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
 from mxsim.analysis.exact_sum import ExactSum
 from mxsim.blocks import BlockTensor
@@ -13,6 +13,7 @@ from mxsim.formats import CodeForm, FloatFormat
 
 # NVFP4's scales are rounded to FP32 more than once: an element this close to the limit is not called saturated.
 _FP32_SLACK = 1 + 2.0**-20
+STRIP = 512
 
 
 @dataclass
@@ -25,8 +26,8 @@ class ErrorSums:
       number of the element format; NaN for INT8, a fixed-point format. Each is a share of the elements compared.
 
     A block whose scale is NaN (a NaN or an infinity in the source) is counted in `num_poisoned_blocks`, and its
-    elements are left out of everything else. Sums are float64 along each row of a piece and exact across rows and
-    pieces, so pieces that hold whole rows (or whole strips of them) give the same result however they are cut.
+    elements are left out of everything else. Sums are float64 within a strip of STRIP elements of a row, and exact
+    beyond, so pieces that begin at multiples of STRIP along the last axis give the same bits however they are cut.
     """
 
     num_elements: int = 0  # compared
@@ -75,7 +76,8 @@ class ErrorSums:
                 (self.noise, np.square(error, out=error)),
                 (self.signal, np.square(x)),
             ):
-                total.add(terms.sum(axis=-1))
+                for strips in _strip_sums(terms):
+                    total.add(strips)
 
     def merge(self, other: "ErrorSums") -> None:
         """Add the sums of other pieces."""
@@ -122,6 +124,14 @@ class ErrorSums:
 
     def _share(self, count: int | None) -> float:
         return count / self.num_elements if count is not None and self.num_elements else math.nan
+
+
+def _strip_sums(terms: Float[np.ndarray, "*batch n"]) -> list[Float64[np.ndarray, "*strips"]]:
+    """Sums over STRIP consecutive elements of the last axis, and over what is left at its end."""
+    *batch, n = terms.shape
+    whole = n - n % STRIP
+    strips = terms[..., :whole].reshape(*batch, whole // STRIP, STRIP).sum(axis=-1)
+    return [strips, terms[..., whole:].sum(axis=-1)] if whole < n else [strips]
 
 
 def _num_saturated(magnitude: Float[np.ndarray, "*shape"], scales: Float[np.ndarray, "*blocks"], t: BlockTensor) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from mxsim.analysis.error import ErrorSums
+from mxsim.analysis.error import STRIP, ErrorSums
 from mxsim.analysis.fp4_to_fp8 import BLOCKS_PER_GROUP, exponent_spread, is_lossless
 from mxsim.analysis.tensor_files import StoredTensor, floating_point_problem, open_tensors
 from mxsim.blocks import FP8_1X128, MXFP4, MXFP6_E2M3, MXFP8_E4M3, NVFP4, BlockFormat, BlockTensor, ScaleRule, quantize
@@ -21,7 +21,6 @@ from mxsim.formats.inputs import as_float, as_numpy
 
 DEFAULT_FORMATS = (MXFP4, NVFP4, MXFP6_E2M3, MXFP8_E4M3, FP8_1X128)
 CHUNK = 2**16  # elements worked on at a time: what stays in cache, and malloc need not ask the system for
-_STRIP = 512  # columns; sums run along the rows of a strip, so strips must not depend on the chunk
 _GROUP = MXFP4.block_size * BLOCKS_PER_GROUP
 _MAX_THREADS = 8  # each takes some tens of megabytes
 _RELEASE_EVERY = 2**23  # elements after which the pages of a mapped file are let go
@@ -334,12 +333,12 @@ def _slices(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]], chunk: in
         for lengths in zip(*blocks, strict=True)
     )
     stack, rows, columns = shape
-    # The memory that a piece takes counts blocks as whole.
-    column_step = column_unit * max(1, _STRIP // column_unit)
-    width = min(column_step, column_unit * -(-columns // column_unit))
-    row_step = row_unit * max(1, chunk // (width * row_unit))
-    height = min(row_step, row_unit * -(-rows // row_unit))
-    stack_step = max(1, chunk // (width * height))
+    # What a piece takes in memory counts blocks as whole.
+    height, width = (unit * -(-size // unit) for unit, size in ((row_unit, rows), (column_unit, columns)))
+    strip = math.lcm(column_unit, STRIP)
+    column_step = strip * max(1, chunk // (min(row_unit, height) * strip))
+    row_step = row_unit * max(1, chunk // (min(column_step, width) * row_unit))
+    stack_step = max(1, chunk // (min(column_step, width) * min(row_step, height)))
     for i in range(0, stack, stack_step):
         for r in range(0, rows, row_step):
             for c in range(0, columns, column_step):
