@@ -143,7 +143,7 @@ def check_group_sizes_tensor(op: str, group_sizes: Tensor, codes: Tensor) -> Non
     """Raises unless it is a one-dimensional integer tensor on the CPU or on the device of codes."""
     if group_sizes.dtype not in _INTEGERS or group_sizes.dim() != 1:
         _refuse_group_sizes(op, group_sizes.dtype, tuple(group_sizes.shape))
-    if group_sizes.device.type != "cpu" and group_sizes.device != codes.device:
+    if not group_sizes.is_cpu and group_sizes.device != codes.device:
         raise ValueError(f"{op}: group_sizes is on {group_sizes.device}, needed {codes.device} or cpu")
 
 

@@ -88,49 +88,56 @@ def empty_fp4_rows(shape: Sequence[int], device: torch.device) -> tuple[Tensor, 
     """(codes, scales) of `Fp4Rows` of [R, K] elements."""
     num_rows, num_columns = shape
     return (
-        torch.empty((num_rows, num_columns // 2), dtype=torch.uint8, device=device),
-        torch.empty((num_rows, num_columns // FP4_BLOCK), dtype=torch.uint8, device=device),
+        _empty(num_rows, num_columns // 2, torch.uint8, device),
+        _empty(num_rows, num_columns // FP4_BLOCK, torch.uint8, device),
     )
 
 
 def empty_fp8_rows(shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """(codes, scales) of dense `Fp8Rows` [R, K]."""
     num_rows, num_columns = shape
-    codes = torch.empty((num_rows, num_columns), dtype=torch.float8_e4m3fn, device=device)
+    codes = _empty(num_rows, num_columns, torch.float8_e4m3fn, device)
     num_blocks, stride = num_columns // FP8_BLOCK, round_up(num_rows, 4)
-    scales = torch.empty((num_blocks, stride), dtype=torch.float32, device=device).t()
+    scales = torch.empty_strided((stride, num_blocks), (1, stride), dtype=torch.float32, device=device)
     return codes, scales if stride == num_rows else scales.narrow(0, 0, num_rows)
 
 
 def empty_ragged_fp8_rows(padded_rows: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(codes, scales) of ragged `Fp8Rows`, padded_rows in all."""
     return (
-        torch.empty((padded_rows, num_columns), dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(padded_rows * (num_columns // FP8_BLOCK), dtype=torch.float32, device=device),
+        _empty(padded_rows, num_columns, torch.float8_e4m3fn, device),
+        torch.empty_strided((padded_rows * (num_columns // FP8_BLOCK),), (1,), dtype=torch.float32, device=device),
     )
 
 
 def empty_fp8_cols(num_blocks: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(codes, scales) of dense `Fp8Cols`; num_blocks = ceil(R / 128)."""
     return (
-        torch.empty((num_columns, num_blocks * FP8_BLOCK), dtype=torch.float8_e4m3fn, device=device),
-        torch.empty((num_blocks, num_columns), dtype=torch.float32, device=device),
+        _empty(num_columns, num_blocks * FP8_BLOCK, torch.float8_e4m3fn, device),
+        _empty(num_blocks, num_columns, torch.float32, device),
     )
 
 
 def empty_ragged_fp8_cols(num_blocks: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(codes, scales) of ragged `Fp8Cols`; num_blocks = the sum of ceil(m_e / 128)."""
+    size = num_columns * num_blocks * FP8_BLOCK
     return (
-        torch.empty(num_columns * num_blocks * FP8_BLOCK, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty((num_blocks, num_columns), dtype=torch.float32, device=device),
+        torch.empty_strided((size,), (1,), dtype=torch.float8_e4m3fn, device=device),
+        _empty(num_blocks, num_columns, torch.float32, device),
     )
 
 
-def empty_fp8_tiles(num_matrices: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of `Fp8Tiles` with the batch flattened into one axis."""
-    codes = torch.empty((num_matrices, rows, columns), dtype=torch.float8_e4m3fn, device=device)
+def empty_fp8_tiles(shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of `Fp8Tiles` [..., N, K]."""
+    *batch, rows, columns = shape
+    codes = torch.empty(tuple(shape), dtype=torch.float8_e4m3fn, device=device)
     tile_rows, tile_columns = ceil_div(rows, FP8_BLOCK), ceil_div(columns, FP8_BLOCK)
-    shape = (num_matrices, tile_rows, round_up(tile_columns, 4))
-    if shape[-1] == tile_columns:
-        return codes, torch.empty(shape, dtype=torch.float32, device=device)
-    return codes, torch.ones(shape, dtype=torch.float32, device=device).narrow(2, 0, tile_columns)
+    buffer = (*batch, tile_rows, round_up(tile_columns, 4))
+    if buffer[-1] == tile_columns:
+        return codes, torch.empty(buffer, dtype=torch.float32, device=device)
+    return codes, torch.ones(buffer, dtype=torch.float32, device=device).narrow(-1, 0, tile_columns)
+
+
+def _empty(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # A contiguous matrix; torch.empty takes a microsecond more to say the same.
+    return torch.empty_strided((rows, columns), (columns, 1), dtype=dtype, device=device)

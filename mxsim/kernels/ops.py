@@ -421,7 +421,7 @@ def _groups(
     num_rows, device = matrix.shape[0], matrix.device
     if group_sizes is not None:
         check_group_sizes_tensor(op, group_sizes, matrix)
-        if group_sizes.device.type == "cpu" and not isinstance(group_sizes, FakeTensor):
+        if group_sizes.is_cpu and not isinstance(group_sizes, FakeTensor):
             host_sizes = group_sizes.tolist()
     sizes: Tensor | None
     if host_sizes is not None:
@@ -432,12 +432,13 @@ def _groups(
     else:
         assert group_sizes is not None
         num_groups = group_sizes.shape[0]
-        if group_sizes.device.type == "cpu":
+        if group_sizes.is_cpu:
             num_units = torch.library.get_ctx().new_dynamic_size()
         else:
             num_units = max_units(num_rows, num_groups, multiple)
-        sizes = group_sizes.to(torch.int64).contiguous()
-    return sizes, torch.empty(num_groups, dtype=torch.int64, device=device), num_units
+        sizes = group_sizes if group_sizes.dtype is torch.int64 else group_sizes.to(torch.int64)
+        sizes = sizes.contiguous()
+    return sizes, torch.empty_strided((num_groups,), (1,), dtype=torch.int64, device=device), num_units
 
 
 _CAPTURED: list[Tensor] = []  # read again at every replay of a captured graph
@@ -620,11 +621,9 @@ def _bf16_to_fp8_tile(backend: Any, w: Tensor, transpose: bool) -> tuple[Tensor,
     matrices, batch = matrices_of("bf16_to_fp8_tile", "w", w, BF16)
     num_matrices, n, k = matrices.shape
     rows, columns = (k, n) if transpose else (n, k)
-    codes, scales = empty_fp8_tiles(num_matrices, rows, columns, w.device)
-    backend.to_fp8_tile(matrices, codes, scales, transpose)
-    if len(batch) == 1:
-        return codes, scales
-    return codes.view(*batch, rows, columns), scales.view(*batch, *scales.shape[1:])
+    codes, scales = empty_fp8_tiles((*batch, rows, columns), w.device)
+    backend.to_fp8_tile(matrices, codes, scales.view(num_matrices, *scales.shape[-2:]), transpose)
+    return codes, scales
 
 
 @_operator("bf16_to_fp4_and_fp8_row(Tensor x, int rule, int headroom) -> (Tensor, Tensor, Tensor, Tensor)")
