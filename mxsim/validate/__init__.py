@@ -9,6 +9,6 @@ Needs torch.
 
 from mxsim.validate.reference import OPS
 from mxsim.validate.report import Report
-from mxsim.validate.runner import check, run
+from mxsim.validate.runner import check, run, run_peer
 
-__all__ = ["OPS", "Report", "check", "run"]
+__all__ = ["OPS", "Report", "check", "run", "run_peer"]

@@ -40,7 +40,8 @@ class OpReport:
     cases_by_step: Counter[str] = field(default_factory=Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
     problems: list[CaseProblem] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)  # keyword that the candidate lacks -> cases
+    examples: dict[str, Mismatch] = field(default_factory=dict)  # by step
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> cases
 
     @property
     def ok(self) -> bool:
@@ -61,7 +62,8 @@ class OpReport:
             "cases_by_step": dict(self.cases_by_step.most_common()),
             "first_mismatches": [m.to_json() for m in self.mismatches],
             "problems": [{"case": p.case, "message": p.message} for p in self.problems],
-            "skipped_cases_by_keyword": dict(self.skipped),
+            "examples_by_step": {step: m.to_json() for step, m in self.examples.items()},
+            "skipped_cases": dict(self.skipped),
         }
 
 
@@ -72,6 +74,7 @@ class Report:
     candidate: str
     device: str
     size: str
+    note: str = ""
     ops: list[OpReport] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -97,6 +100,7 @@ class Report:
             "candidate": self.candidate,
             "device": self.device,
             "size": self.size,
+            "note": self.note,
             "seconds": round(self.seconds, 3),
             "elements": self.num_elements,
             "mismatches": self.num_mismatches,
@@ -124,7 +128,7 @@ def _parts(report: Report) -> Iterator[Any]:
     yield Text(f"{report.candidate} against the simulator on {report.device}, {report.size}", style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("op", no_wrap=True)
-    for header in ("cases", "elements", "mismatches", "candidate s", "reference s"):
+    for header in ("cases", "elements", "mismatches", "seconds"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("")
     for op in report.ops:
@@ -133,8 +137,7 @@ def _parts(report: Report) -> Iterator[Any]:
             f"{op.num_cases}",
             f"{op.num_elements:,}",
             f"{op.num_mismatches:,}",
-            f"{op.seconds:.2f}",
-            f"{op.reference_seconds:.2f}",
+            f"{op.seconds + op.reference_seconds:.1f}",
             Text("equal", "green") if op.ok else Text("DIFFERS" if op.num_cases else "no case", "red"),
         )
     yield table
@@ -147,8 +150,8 @@ def _parts(report: Report) -> Iterator[Any]:
 
 
 def _details(op: OpReport) -> Iterator[Any]:
-    for keyword, count in op.skipped.items():
-        yield Text(f"{op.op}: {count} cases skipped, the candidate has no {keyword}", "yellow")
+    for reason, count in op.skipped.items():
+        yield Text(f"{op.op}: {count} cases skipped, {reason}", "yellow")
     if op.ok or not op.num_cases:
         return
     yield Text(f"\n{op.op}", "bold red")
@@ -159,8 +162,27 @@ def _details(op: OpReport) -> Iterator[Any]:
     for step, count in op.by_step.most_common():
         yield Text(f"  NUMERICS {step}: {count:,} elements in {op.cases_by_step[step]} cases")
     for m in op.mismatches:
-        yield Text(
-            f"  {m.result}{list(m.index)}: got {m.got} ({m.got_value}), want {m.want} ({m.want_value}); {m.input}\n"
-            f"      NUMERICS {m.step}; case {m.case!r}",
-            "dim",
+        yield Text(f"  {_line(m)}\n      NUMERICS {m.step}; case {m.case!r}", "dim")
+
+
+def differences(report: Report) -> Group:
+    """The report of a peer: what differs by class, with an example of each, and no verdict."""
+    parts: list[Any] = [Text(f"{report.candidate} beside the simulator on {report.device}, {report.size}", "bold")]
+    if report.note:
+        parts.append(Text(report.note, "dim"))
+    for op in report.ops:
+        parts.append(
+            Text(f"\n{op.op}: {op.num_mismatches:,} of {op.num_elements:,} elements differ, {op.num_cases} cases")
         )
+        parts.extend(Text(f"{count} cases skipped, {reason}", "yellow") for reason, count in op.skipped.items())
+        for step, count in op.by_step.most_common():
+            parts.append(Text(f"  NUMERICS {step}: {count:,} elements in {op.cases_by_step[step]} cases"))
+            if step in op.examples:
+                parts.append(Text(f"      {_line(op.examples[step])}; case {op.examples[step].case!r}", "dim"))
+        messages = Counter(problem.message for problem in op.problems)
+        parts.extend(Text(f"  {count} cases: {message}", "yellow") for message, count in messages.most_common())
+    return Group(*parts)
+
+
+def _line(m: Mismatch) -> str:
+    return f"{m.result}{list(m.index)}: got {m.got} ({m.got_value}), want {m.want} ({m.want_value}); {m.input}"

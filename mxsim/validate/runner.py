@@ -2,11 +2,13 @@
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from mxsim.validate import peers
 from mxsim.validate.cases import Case, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
 from mxsim.validate.generators import Size, cases_of
@@ -23,6 +25,7 @@ def run(
     candidate: Candidate | None = None,
     size: str = "full",
     *,
+    cases: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compare a candidate, bit by bit, with the simulator on every case of each op.
@@ -34,32 +37,40 @@ def run(
             `mxsim.kernels` themselves. It serves every op named. Keywords at their defaults are not passed; cases
             with a keyword that it does not take are skipped, and reported as such.
         size: "full", or "quick" for a small part of it.
+        cases: only those with this text in their name.
         progress: called before each case.
 
     Raises:
-        ValueError: for an unknown op or size, or a device that is not there.
+        ValueError: for an unknown op or size, a device that is not there, or a text that no case's name holds.
     """
     names = _checked_ops(ops)
-    where = _checked_device(device)
-    chosen = _checked_size(size)
-    with_cases = [
-        (name, [c for c in cases_of(name, chosen, where.type) if candidate is None or not c.bad_input])
-        for name in names
-    ]
-    num_cases = sum(len(cases) for _, cases in with_cases)
-    report = Report(_name_of(candidate), _describe(where), chosen.value)
-    started, done = time.perf_counter(), 0
-    for name, cases in with_cases:
-        function = candidate if candidate is not None else _kernel(name)
-        op_report = OpReport(name)
-        report.ops.append(op_report)
-        for case in cases:
-            if progress is not None:
-                progress(case, done, num_cases)
-            _run_case(case, function, where, op_report)
-            done += 1
-    report.seconds = time.perf_counter() - started
-    return report
+    functions = {name: candidate if candidate is not None else _kernel(name) for name in names}
+    plan = _Plan(_checked_device(device), _checked_size(size), with_bad_input=candidate is None, text=cases or "")
+    return _run(functions, plan, Report(_name_of(candidate), _describe(plan.device), size), progress)
+
+
+def run_peer(
+    name: str,
+    ops: str | Sequence[str] = "all",
+    device: str | torch.device = "cpu",
+    size: str = "full",
+    *,
+    cases: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """`run` for what another library offers; see `mxsim.validate.peers`. Its differences are no failures.
+
+    Raises:
+        ValueError: as `run`; for an unknown peer, one that cannot be imported, or that has none of the ops.
+    """
+    names = _checked_ops(ops)
+    plan = _Plan(_checked_device(device), _checked_size(size), with_bad_input=False, text=cases or "")
+    peer = peers.load(name)
+    functions = {op: function for op, function in peer.candidates.items() if op in names}
+    if not functions:
+        raise ValueError(f"validate: peer {name} has no {', '.join(names)}, it has {', '.join(peer.candidates)}")
+    report = Report(f"{peer.name} {peer.version}", _describe(plan.device), size, peer.note)
+    return _run(functions, plan, report, progress)
 
 
 def check(fn: Candidate, op: str, *, device: str | torch.device = "cpu", size: str = "full") -> Report:
@@ -72,10 +83,44 @@ def check(fn: Candidate, op: str, *, device: str | torch.device = "cpu", size: s
     return run(op, device, fn, size)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    device: torch.device
+    size: Size
+    with_bad_input: bool  # also what NUMERICS 10 asks of our own ops
+    text: str
+
+    def cases(self, op: str) -> list[Case]:
+        return [
+            case
+            for case in cases_of(op, self.size, self.device.type)
+            if self.text in case.name and (self.with_bad_input or not case.bad_input)
+        ]
+
+
+def _run(functions: Mapping[str, Candidate], plan: _Plan, report: Report, progress: Progress | None) -> Report:
+    started, done = time.perf_counter(), 0
+    cases = {op: plan.cases(op) for op in functions}
+    num_cases = sum(map(len, cases.values()))
+    if not num_cases:
+        raise ValueError(f"validate: no case of {', '.join(functions)} has {plan.text!r} in its name")
+    for op, function in functions.items():
+        op_report = OpReport(op)
+        for case in cases[op]:
+            if progress is not None:
+                progress(case, done, num_cases)
+            _run_case(case, function, plan.device, op_report)
+            done += 1
+        if cases[op]:
+            report.ops.append(op_report)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
 def _run_case(case: Case, function: Candidate, device: torch.device, report: OpReport) -> None:
     missing = [keyword for keyword in case.options if not _takes(function, keyword)]
     if missing:
-        report.skipped[missing[0]] += 1
+        report.skipped[f"the candidate has no {missing[0]}"] += 1
         return
     start = time.perf_counter()
     inputs = case.inputs()
@@ -115,6 +160,8 @@ def _add(report: OpReport, case: Case, comparison: Comparison) -> None:
     report.by_step.update(comparison.by_step)
     report.cases_by_step.update(comparison.by_step.keys())
     report.problems.extend(CaseProblem(case.name, problem) for problem in comparison.problems)
+    for mismatch in comparison.first:
+        report.examples.setdefault(mismatch.step, mismatch)
     known = {m.step for m in report.mismatches}
     room = MAX_MISMATCHES_KEPT - len(report.mismatches)
     new = sorted(comparison.first, key=lambda m: m.step in known)

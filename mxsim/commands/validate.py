@@ -1,0 +1,100 @@
+"""`mxsim validate`: the kernels, anybody's candidate or a peer library against the simulator."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from mxsim.commands.bad_input import BadInput
+
+MISMATCH_STATUS = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to validate, and how much."""
+
+    ops: Sequence[str] = ()  # none: all
+    device: str | None = None  # None: CUDA where there is a device
+    candidate: str | None = None  # "package.module:function"
+    peer: str | None = None
+    cases: str | None = None
+    is_quick: bool = False
+
+
+def validate(request: Request, *, as_json: bool, console: Console, progress_console: Console) -> int:
+    """Run, print the report, and return the exit status: 1 for a mismatch of anything but a peer.
+
+    Raises:
+        BadInput: if something in the request cannot be used.
+    """
+    try:
+        import torch
+
+        from mxsim.validate import run, run_peer
+        from mxsim.validate.report import differences
+    except ImportError as error:
+        raise BadInput(f"validate needs torch ({error}); install mxsim[train] or torch") from error
+
+    if request.candidate is not None and request.peer is not None:
+        raise BadInput("--candidate and --peer exclude each other")
+    if request.candidate is not None and len(set(request.ops)) != 1:
+        raise BadInput("--candidate is one function and needs one --op NAME")
+    function = None if request.candidate is None else _candidate(request.candidate)
+    ops = list(dict.fromkeys(request.ops)) or "all"
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    size = "quick" if request.is_quick else "full"
+    with _progress(progress_console) as progress:
+        try:
+            if request.peer is not None:
+                report = run_peer(request.peer, ops, device, size, cases=request.cases, progress=progress)
+            else:
+                report = run(ops, device, function, size, cases=request.cases, progress=progress)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+    if as_json:
+        console.file.write(json.dumps(report.to_json(), indent=2) + "\n")
+    else:
+        console.print(report if request.peer is None else differences(report), soft_wrap=True)
+    return 0 if report.ok or request.peer is not None else MISMATCH_STATUS
+
+
+def _candidate(path: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names, the working directory being importable."""
+    module_name, separator, function_name = path.partition(":")
+    if not (separator and module_name and function_name):
+        raise BadInput(f"--candidate is {path!r}, needed package.module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function: Any = importlib.import_module(module_name)
+        for part in function_name.split("."):
+            function = getattr(function, part)
+    except AttributeError as error:
+        raise BadInput(f"--candidate {path}: {error}") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise BadInput(f"--candidate {path}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise BadInput(f"--candidate {path} is a {type(function).__name__}, needed a function")
+    return function  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[Any, int, int], None] | None]:
+    """A bar on stderr while the cases run; none where it is no terminal."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda case, done, to_do: bar.update(
+            task, completed=done, total=to_do, description=f"{case.op}: {case.name}"[:50]
+        )
