@@ -145,6 +145,50 @@ def _study(
     )
 
 
+@app.command("validate")
+def _validate(
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An op of mxsim.kernels; repeat for more. Default: all.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="Where to run. Default: cuda where there is a device.")
+    ] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Validate this function instead of mxsim.kernels; needs one --op."
+        ),
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="How torchao, ml_dtypes or microxcaling differs; differences are no failure."
+        ),
+    ] = None,
+    case: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only cases that have this text in their name.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small part of the cases, for seconds.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Compare kernels bit by bit with the simulator; exit status 1 if any bit differs.
+
+    Every scalar at every scale, special values, shapes, groups and memory layouts. Reported are the elements compared,
+    the mismatches, and of the first ones the input, what came, what was needed, and the step of the numerics it breaks.
+
+    Example: mxsim validate --op bf16_to_fp4_row --candidate mykernels.fp4:quantize
+    """
+    from mxsim.commands.validate import Request, validate
+
+    status = validate(
+        Request(op or [], device, candidate, peer, case, quick),
+        as_json=json,
+        console=_console(),
+        progress_console=_console(stderr=True),
+    )
+    raise typer.Exit(status)
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 
