@@ -281,7 +281,7 @@ def test_hard_blocks_of_every_binade_under_every_rounding(name, rule):
         assert_quantized_equal(got, want, x, f"{name} {rule} {rounding}")
 
 
-@pytest.mark.parametrize("name, rule", zip(MX, ["FLOOR", "RCEIL", "CEIL", "EVEN", "RCEIL", "EVEN"], strict=True))
+@pytest.mark.parametrize("name, rule", [*zip(MX, ["FLOOR", "RCEIL", "CEIL", "EVEN", "RCEIL", "EVEN"], strict=True)])
 def test_every_BF16_value_as_amax_and_as_element(name, rule):
     every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     finite = every[(np.arange(2**16) & 0x7F80) != 0x7F80]
