@@ -33,7 +33,7 @@ _SHAPE = (_Long, _Long)
 _STRIDED = (_Pointer, _Long, _Long)
 _GROUPS = (_Pointer, _Long, _Long, _Pointer)  # sizes, their number, multiple, padded sizes
 _COLUMN_GROUPS = (_Pointer, _Long, _Pointer)
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {  # without the last one, the number of threads
+FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types, without the last one: number of threads
     "to_fp4_row": (_Pointer, _Int, *_SHAPE, _Int, _Pointer, _Pointer),
     "fp8_row_to_fp4_row": (_Pointer, *_STRIDED, *_SHAPE, _Int, _Pointer, _Pointer),
     "fp4_row_to_fp8_row": (_Pointer, _Pointer, *_SHAPE, _Int, _Pointer, *_STRIDED, *_GROUPS),
@@ -73,7 +73,7 @@ def library() -> ctypes.CDLL:
         build.BuildError, OSError: if it cannot be built or loaded.
     """
     loaded = ctypes.CDLL(str(build.compile_host()))
-    for name, arguments in _ARGUMENTS.items():
+    for name, arguments in FUNCTIONS.items():
         function = getattr(loaded, f"mxsim_{name}")
         function.argtypes = (*arguments, _Int)
         function.restype = _Long if name in _REFUSING else None

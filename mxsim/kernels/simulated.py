@@ -126,7 +126,7 @@ def to_fp8_col(
 def to_fp8_tile(w: Tensor, out_codes: Tensor, out_scales: Tensor, transpose: bool) -> None:
     """FP8 tiles of bfloat16 matrices [batch, N, K]; codes and scales are the transpose's with `transpose`."""
     t = quantize(w.transpose(1, 2) if transpose else w, FP8_128X128)
-    _store(out_codes, t.codes)
+    _store(out_codes.view(t.shape), t.codes)
     _store(out_scales, t.scales)
 
 
