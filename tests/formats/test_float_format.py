@@ -147,8 +147,34 @@ def test_E5M10_is_FP16():
         ({"exponent_bits": 5, "mantissa_bits": 2, "specials": Specials.INF_AND_NAN, "nan_code": 0x7C}, "nan_code"),
         ({"exponent_bits": 5, "mantissa_bits": 2, "bias": 1100}, "float64"),
         ({"exponent_bits": 11, "mantissa_bits": 2}, "float64"),
+        ({"exponent_bits": 1, "mantissa_bits": 0, "specials": Specials.NAN_ALL_ONES}, ""),  # nothing but zero
+        # two's complement is fixed point: one normal binade, which continues the subnormals
+        ({"exponent_bits": 2, "mantissa_bits": 3, "code_form": CodeForm.TWOS_COMPLEMENT}, "exponent_bits"),
+        (
+            {"exponent_bits": 1, "mantissa_bits": 6, "code_form": CodeForm.TWOS_COMPLEMENT, "has_subnormals": False},
+            "subnormals",
+        ),
     ],
 )
 def test_a_bad_record_is_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=f"ODD.*{message}"):
         FloatFormat("ODD", **arguments)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"specials": "INF_AND_NAN"},
+        {"specials": None},
+        {"code_form": "TWOS_COMPLEMENT"},
+        {"exponent_bits": 4.0},
+        {"mantissa_bits": "3"},
+        {"bias": 1.5},
+        {"nan_code": "7"},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_is_refused_by_name(field):
+    (name,) = field
+    with pytest.raises((TypeError, ValueError), match=name):
+        FloatFormat(**({"name": "ODD", "exponent_bits": 4, "mantissa_bits": 3} | field))
