@@ -114,7 +114,7 @@ def quantize(
         scheme = partial(_nvfp4_scale, s_enc=s_enc, order=scale_order or ScaleOrder.PAPER)
     elif rule is None:
         assert scale_order is not None
-        scheme = partial(_fp32_scale, order=scale_order)
+        scheme = partial(_fp32_scale, order=scale_order, limit=np.float32(fmt.element.max_finite))
     else:
         # In float32 a product may underflow, which only the roundings that tell 0 from a tiny value would notice.
         exact_in_float32 = array.dtype == np.float32 and rounding in _NEAREST_OR_TOWARD_ZERO
@@ -163,7 +163,7 @@ def _quantize_blocks(
                 scaled = np.where(lost, np.copysign(_TINY, x), scaled)
         codes = encode_elements(scaled)
     if fmt.scale is FP32 and poisoned.any():
-        codes = np.where(per_block(poisoned), np.uint8(_E4M3_NAN), codes)
+        codes = np.where(per_block(poisoned), np.uint8(fmt.element.nan_code or 0), codes)
     return codes, scales
 
 
@@ -180,9 +180,11 @@ def _power_of_two_scale(
     return stored, np.ldexp(dtype(1), -exponent.astype(np.int32))
 
 
-def _fp32_scale(amax: Float[np.ndarray, "*blocks"], *, order: ScaleOrder) -> tuple[np.ndarray, np.ndarray]:
+def _fp32_scale(
+    amax: Float[np.ndarray, "*blocks"], *, order: ScaleOrder, limit: np.float32
+) -> tuple[np.ndarray, np.ndarray]:
     """NUMERICS 7.3, every operation FP32. amax = 0: scale 1. Reciprocals stop at FLT_MAX."""
-    one, limit = np.float32(1), np.float32(E4M3.max_finite)
+    one = np.float32(1)
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         if order is ScaleOrder.TE:
             factor = np.where(amax == 0, one, np.minimum(limit / amax, _FLT_MAX))

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 
 from mxsim.blocks.block_format import BLOCK_FORMATS, BlockFormat
 from mxsim.blocks.layout import as_matrices, block_of, chunks, join_blocks, normalize_axis, per_block, split_blocks
-from mxsim.formats import BF16, FP32, FloatFormat, Overflow, decode, encode, pack, unpack
+from mxsim.formats import BF16, FORMATS, FP32, FloatFormat, Overflow, decode, encode, pack, unpack
 
 # Name of the ml_dtypes dtype of an element or scale format; INT8 codes are plain int8, FP32 scales float32.
 _ML_DTYPES = {
@@ -154,9 +154,11 @@ class BlockTensor:
         The file appears whole or not at all: it is written beside its place and then moved.
 
         Raises:
-            ValueError: for another suffix.
+            ValueError: for another suffix, or a format that is not in BLOCK_FORMATS, which `load` could not find.
         """
         target = _checked_path(path, "save")
+        if BLOCK_FORMATS.get(self.format.name) != self.format:
+            raise ValueError(f"save: format is {self.format}, needed one of {', '.join(BLOCK_FORMATS)}")
         # NOTE: safetensors writes the memory of an array as it lies, whatever its strides.
         arrays = {"codes": np.ascontiguousarray(self.packed()), "scales": np.ascontiguousarray(self.scales)}
         if self.tensor_scale is not None:
@@ -247,6 +249,8 @@ def _round_once(exact: Float[np.ndarray, "*shape"], dtype: np.dtype) -> np.ndarr
 def _ml_dtype(fmt: FloatFormat) -> np.dtype:
     import ml_dtypes
 
+    if FORMATS.get(fmt.name) != fmt:
+        raise TypeError(f"{fmt} has no dtype in ml_dtypes that this package knows")
     name = _ML_DTYPES[fmt.name]
     return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
 
