@@ -59,9 +59,7 @@ class Case:
 
 def arguments(case: Case, inputs: Inputs, device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
     """(tensors, keywords) to call a candidate with."""
-    tensors = [
-        _viewed(_tensor(array, device).repeat(_repeats(array, case)), name, case) for name, array in inputs.items()
-    ]
+    tensors = [_viewed(_repeated(_tensor(array, device), case), name, case) for name, array in inputs.items()]
     keywords = dict(case.options)
     if "group_sizes" in keywords:
         sizes = list(keywords["group_sizes"]) * case.repeat
@@ -79,8 +77,8 @@ def has_sizes_on_device(case: Case) -> bool:
     return "group_sizes" in case.options and case.sizes_form in (SizesForm.DEVICE_INT64, SizesForm.DEVICE_INT32)
 
 
-def _repeats(array: np.ndarray, case: Case) -> tuple[int, ...]:
-    return (case.repeat, *[1] * (array.ndim - 1))
+def _repeated(x: Tensor, case: Case) -> Tensor:
+    return x if case.repeat == 1 else x.repeat(case.repeat, *[1] * (x.dim() - 1))
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from mxsim.formats import BF16, E2M1, E4M3, E8M0, FP16, FP32, FloatFormat, decod
 from mxsim.validate.cases import Case, Inputs
 from mxsim.validate.reference import PADDING, Leaf, LeafKind
 
-_MAX_SHOWN = 8  # mismatches described for each result
+_MAX_SHOWN = 4  # mismatches described for each result of a case, and the first of each step
 _UINT8_LIKE = (torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 _DTYPES = {
     LeafKind.FP4_CODES: _UINT8_LIKE,
@@ -51,12 +51,13 @@ _STEPS = {
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One entry of a result that differs."""
+    """One entry of a result that differs. scale: that the code needed."""
 
     case: str
     result: str
     index: tuple[int, ...]
     input: str
+    scale: str
     got: str
     want: str
     got_value: str
@@ -248,12 +249,17 @@ def _look_into(leaf: Leaf, evidence: _Evidence, comparison: Comparison) -> None:
     comparison.num_mismatches += differing.size
     places = differing % want.size
     got_bits, want_bits = got.reshape(-1)[differing], want.reshape(-1)[places]
-    steps = _steps(leaf, evidence, got, want, places, got_bits, want_bits)
-    comparison.by_step.update(dict(zip(*np.unique(steps, return_counts=True), strict=True)))
-    _, first_of_step = np.unique(steps, return_index=True)
-    shown = sorted({*first_of_step.tolist(), *range(min(_MAX_SHOWN, differing.size))})[: 2 * _MAX_SHOWN]
+    source = None if leaf.source is None else _source(leaf).reshape(-1)[places]
+    steps = _Steps(differing.size)
+    if source is None:
+        steps.add("8 padded group sizes", np.ones(differing.size, bool))
+    elif _is_rearranged(got, want):
+        steps.add(f"{_LAYOUT}: the right {leaf.kind.value}, elsewhere", np.ones(differing.size, bool))
+    else:
+        _find_steps(steps, leaf, evidence, source, got_bits, want_bits)
+    comparison.by_step.update(steps.counts())
+    shown = sorted({*steps.first_of_each(), *range(min(_MAX_SHOWN, differing.size))})
     element_format = _BITS[leaf.kind][1]
-    source = _source(leaf).reshape(-1) if leaf.source else None
     for i in shown:
         copy, place = divmod(int(differing[i]), want.size)
         index = list(np.unravel_index(place, want.shape))
@@ -263,63 +269,93 @@ def _look_into(leaf: Leaf, evidence: _Evidence, comparison: Comparison) -> None:
                 case=evidence.case.name,
                 result=leaf.name,
                 index=tuple(int(n) for n in index),
-                input="" if source is None else _describe_input(leaf, evidence, int(source[place])),
+                input="" if source is None else _describe_input(leaf, evidence, int(source[i])),
+                scale="" if source is None else _describe_scale(leaf, evidence, int(source[i])),
                 got=_hex(got_bits[i], element_format),
                 want=_hex(want_bits[i], element_format),
                 got_value=_value(got_bits[i], element_format),
                 want_value=_value(want_bits[i], element_format),
-                step=str(steps[i]),
+                step=steps.name(i),
             )
         )
 
 
-def _steps(
-    leaf: Leaf,
-    evidence: _Evidence,
-    got: np.ndarray,
-    want: np.ndarray,
-    places: np.ndarray,
-    got_bits: np.ndarray,
-    want_bits: np.ndarray,
-) -> np.ndarray:
-    """For each differing entry the step that it breaks, as well as can be told from the outside."""
-    if leaf.source is None:
-        return np.full(places.shape, "8 padded group sizes")
-    if places.size > 1 and np.array_equal(
-        np.sort(got, axis=None), np.sort(np.broadcast_to(want, got.shape), axis=None)
-    ):
-        return np.full(places.shape, f"{_LAYOUT}: the right {leaf.kind.value}, elsewhere")
+class _Steps:
+    """Which step each of the differing entries breaks; what is added later overrides."""
+
+    def __init__(self, size: int) -> None:
+        self._names: list[str] = []
+        self._of_entry = np.zeros(size, np.uint8)
+
+    def add(self, name: str, where: np.ndarray) -> None:
+        if name not in self._names:
+            self._names.append(name)
+        self._of_entry[where] = self._names.index(name)
+
+    def name(self, entry: int) -> str:
+        return self._names[self._of_entry[entry]]
+
+    def counts(self) -> dict[str, int]:
+        counts = np.bincount(self._of_entry, minlength=len(self._names))
+        return {name: int(n) for name, n in zip(self._names, counts, strict=True) if n}
+
+    def first_of_each(self) -> list[int]:
+        return [int(np.argmax(self._of_entry == i)) for i in np.unique(self._of_entry)]
+
+
+def _is_rearranged(got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether got holds what want holds, in another order."""
+    if want.min() == want.max():
+        return False
+    got = got.reshape(got.shape[0], -1)
+    if want.dtype.itemsize == 1:
+        counts = np.bincount(want.reshape(-1), minlength=256)
+        return all(np.array_equal(np.bincount(part, minlength=256), counts) for part in got)
+    ordered = np.sort(want, axis=None)
+    return all(np.array_equal(np.sort(part), ordered) for part in got)
+
+
+def _find_steps(
+    steps: _Steps, leaf: Leaf, evidence: _Evidence, source: np.ndarray, got_bits: np.ndarray, want_bits: np.ndarray
+) -> None:
+    """The steps, as well as they can be told from the outside; the most telling ones come last."""
     names = _STEPS[leaf.step]
     fmt = _BITS[leaf.kind][1]
     assert fmt is not None
     assert leaf.blocks is not None
-    source = _source(leaf).reshape(-1)[places]
     firsts = leaf.blocks.first_of(source)
-    is_scale = leaf.kind in (LeafKind.E8M0_SCALES, LeafKind.FP32_SCALES)
-    steps = np.full(places.shape, f"{names['scale']} scale" if is_scale else f"{names['rounding']} rounding", object)
-
-    if not is_scale:
+    is_zero_code = np.zeros(source.shape, bool)
+    is_tiny = np.zeros(source.shape, bool)
+    everywhere = np.ones(source.shape, bool)
+    if leaf.kind in (LeafKind.E8M0_SCALES, LeafKind.FP32_SCALES):
+        steps.add(f"{names['scale']} scale", everywhere)
+    else:
         is_sign = (got_bits ^ want_bits) == fmt.sign_mask
-        steps[is_sign] = f"{names['rounding']} sign"
-        steps[is_sign & ((want_bits & fmt.magnitude_mask) == 0)] = "2.4 sign of zero"
+        is_zero_code = is_sign & ((want_bits & fmt.magnitude_mask) == 0)
+        steps.add(f"{names['rounding']} rounding", everywhere)
+        steps.add(f"{names['rounding']} sign", is_sign)
+        steps.add("2.4 sign of zero", is_zero_code)
+        everywhere = ~is_sign
     if leaf.scales is not None:
         got_scales, want_scales = evidence.scales_of(leaf, firsts)
-        steps[got_scales != want_scales] = f"{names['scale']} scale, and so the codes"
         scale_format = _BITS[evidence.leaves[leaf.scales].kind][1]
         assert scale_format is not None
-        steps[_is_nan(want_scales, scale_format)] = f"{names['poison']} NaN or infinity in the block"
+        is_tiny = (want_scales == 0) if scale_format is E8M0 else want_scales < 0x00800000  # no normal float32
+        steps.add(f"{names['rounding']} rounding, tiny scale", is_tiny & everywhere)
+        steps.add(f"{names['scale']} scale, and so the codes", got_scales != want_scales)
+        steps.add(_poison(names), _is_nan(want_scales, scale_format))
     if evidence.input_format is not E2M1:
         is_zero_block = evidence.amax_of(leaf)[np.maximum(firsts, 0)] == 0
-        steps[is_zero_block & (steps != "2.4 sign of zero")] = f"{names['zero block']} all-zero block"
-    has_nan = _is_nan(got_bits, fmt) | _is_nan(want_bits, fmt)
-    steps[has_nan] = f"{names['poison']} NaN or infinity in the block"
+        steps.add(f"{names['zero block']} all-zero block", is_zero_block & ~is_zero_code)
+    steps.add(_poison(names), _is_nan(got_bits, fmt) | _is_nan(want_bits, fmt))
     if evidence.case.op == "fp8_row_to_ragged":
-        steps[:] = "8 codes and scales are copied"
-    padding = (
-        "8 padding: code 0x00, scale 1" if evidence.case.op.endswith(("row", "ragged")) else "5.2 padding: code 0x00"
-    )
-    steps[source == PADDING] = padding
-    return steps.astype(str)
+        steps.add("8 codes and scales are copied", np.ones(source.shape, bool))
+    is_row = evidence.case.op.endswith(("row", "ragged"))
+    steps.add("8 padding: code 0x00, scale 1" if is_row else "5.2 padding: code 0x00", source == PADDING)
+
+
+def _poison(names: dict[str, str]) -> str:
+    return f"{names['poison']} NaN or infinity in the block"
 
 
 def _is_nan(bits: np.ndarray, fmt: FloatFormat) -> np.ndarray:
@@ -349,6 +385,15 @@ def _describe_input(leaf: Leaf, evidence: _Evidence, source: int) -> str:
         bits = scales[row, column] if scale_format is E8M0 else scales.view(np.uint32)[row, column]
         text += f", scale {_hex(bits, scale_format)} ({_value(bits, scale_format)})"
     return text
+
+
+def _describe_scale(leaf: Leaf, evidence: _Evidence, source: int) -> str:
+    if leaf.scales is None or source == PADDING:
+        return ""
+    assert leaf.blocks is not None
+    _, want = evidence.scales_of(leaf, leaf.blocks.first_of(np.array([source])))
+    fmt = _BITS[evidence.leaves[leaf.scales].kind][1]
+    return f"{_hex(want[0], fmt)} ({_value(want[0], fmt)})"
 
 
 def _hex(bits: Any, fmt: FloatFormat | None) -> str:

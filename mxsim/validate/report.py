@@ -15,7 +15,8 @@ from rich.text import Text
 import mxsim
 from mxsim.validate.compare import Mismatch
 
-MAX_MISMATCHES_KEPT = 24  # of each op, spread over its cases and steps
+MAX_MISMATCHES_KEPT = 8  # of each step of an op, spread over its cases
+_MAX_PROBLEMS_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class OpReport:
     cases_by_step: Counter[str] = field(default_factory=Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
     problems: list[CaseProblem] = field(default_factory=list)
-    examples: dict[str, Mismatch] = field(default_factory=dict)  # by step
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> cases
 
     @property
@@ -62,7 +62,6 @@ class OpReport:
             "cases_by_step": dict(self.cases_by_step.most_common()),
             "first_mismatches": [m.to_json() for m in self.mismatches],
             "problems": [{"case": p.case, "message": p.message} for p in self.problems],
-            "examples_by_step": {step: m.to_json() for step, m in self.examples.items()},
             "skipped_cases": dict(self.skipped),
         }
 
@@ -120,7 +119,7 @@ class Report:
     def __str__(self) -> str:
         console = Console(width=140, color_system=None, force_terminal=False)
         with console.capture() as capture:
-            console.print(self)
+            console.print(self, soft_wrap=True)
         return capture.get()
 
 
@@ -155,14 +154,15 @@ def _details(op: OpReport) -> Iterator[Any]:
     if op.ok or not op.num_cases:
         return
     yield Text(f"\n{op.op}", "bold red")
-    for problem in op.problems[:MAX_MISMATCHES_KEPT]:
+    for problem in op.problems[:_MAX_PROBLEMS_SHOWN]:
         yield Text(f"  case {problem.case!r}: {problem.message}")
-    if len(op.problems) > MAX_MISMATCHES_KEPT:
-        yield Text(f"  and {len(op.problems) - MAX_MISMATCHES_KEPT} more cases")
+    if len(op.problems) > _MAX_PROBLEMS_SHOWN:
+        yield Text(f"  and {len(op.problems) - _MAX_PROBLEMS_SHOWN} more cases")
     for step, count in op.by_step.most_common():
         yield Text(f"  NUMERICS {step}: {count:,} elements in {op.cases_by_step[step]} cases")
-    for m in op.mismatches:
-        yield Text(f"  {_line(m)}\n      NUMERICS {m.step}; case {m.case!r}", "dim")
+        for m in op.mismatches:
+            if m.step == step:
+                yield Text(f"      {_line(m)}", "dim")
 
 
 def differences(report: Report) -> Group:
@@ -177,12 +177,17 @@ def differences(report: Report) -> Group:
         parts.extend(Text(f"{count} cases skipped, {reason}", "yellow") for reason, count in op.skipped.items())
         for step, count in op.by_step.most_common():
             parts.append(Text(f"  NUMERICS {step}: {count:,} elements in {op.cases_by_step[step]} cases"))
-            if step in op.examples:
-                parts.append(Text(f"      {_line(op.examples[step])}; case {op.examples[step].case!r}", "dim"))
+            parts.extend(Text(f"      {_line(m)}", "dim") for m in op.mismatches if m.step == step)
         messages = Counter(problem.message for problem in op.problems)
         parts.extend(Text(f"  {count} cases: {message}", "yellow") for message, count in messages.most_common())
     return Group(*parts)
 
 
 def _line(m: Mismatch) -> str:
-    return f"{m.result}{list(m.index)}: got {m.got} ({m.got_value}), want {m.want} ({m.want_value}); {m.input}"
+    parts = [
+        f"{m.result}{list(m.index)}: got {m.got} ({m.got_value}), want {m.want} ({m.want_value})",
+        f" at scale {m.scale}" if m.scale else "",
+        f"; {m.input}" if m.input else "",
+        f"; case {m.case!r}",
+    ]
+    return "".join(parts)

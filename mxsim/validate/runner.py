@@ -2,12 +2,14 @@
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from mxsim.blocks import ScaleRule
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
@@ -16,6 +18,8 @@ from mxsim.validate.reference import OPS, expected
 from mxsim.validate.report import MAX_MISMATCHES_KEPT, CaseProblem, OpReport, Report
 
 Candidate = Callable[..., Any]
+_KEPT_OF_CASE = 2  # mismatches of a step
+_DEFAULTS = {"scale_rule": ScaleRule.FLOOR, "headroom": 6, "row_multiple": 4, "transpose": False}  # of mxsim.kernels
 Progress = Callable[[Case, int, int], None]  # called before each case: the case, how many are done, how many in all
 
 
@@ -34,8 +38,8 @@ def run(
         ops: "all", the name of one op of `mxsim.kernels`, or several names.
         device: where the candidate's tensors lie.
         candidate: a function of the op's signature that returns tensors in (nested) tuples; None: the ops of
-            `mxsim.kernels` themselves. It serves every op named. Keywords at their defaults are not passed; cases
-            with a keyword that it does not take are skipped, and reported as such.
+            `mxsim.kernels` themselves. It serves every op named. Keywords at their defaults are not passed unless it
+            has none; cases with a keyword that it does not take are skipped, and reported as such.
         size: "full", or "quick" for a small part of it.
         cases: only those with this text in their name.
         progress: called before each case.
@@ -118,9 +122,9 @@ def _run(functions: Mapping[str, Candidate], plan: _Plan, report: Report, progre
 
 
 def _run_case(case: Case, function: Candidate, device: torch.device, report: OpReport) -> None:
-    missing = [keyword for keyword in case.options if not _takes(function, keyword)]
-    if missing:
-        report.skipped[f"the candidate has no {missing[0]}"] += 1
+    problem, defaults = _signature_problem(function, case.options)
+    if problem:
+        report.skipped[problem] += 1
         return
     start = time.perf_counter()
     inputs = case.inputs()
@@ -133,7 +137,7 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
     report.num_cases += 1
     results, error = None, None
     try:
-        results = function(*tensors, **keywords)
+        results = function(*tensors, **keywords, **defaults)
         _synchronize(device)
     except Exception as raised:
         error = raised
@@ -160,20 +164,33 @@ def _add(report: OpReport, case: Case, comparison: Comparison) -> None:
     report.by_step.update(comparison.by_step)
     report.cases_by_step.update(comparison.by_step.keys())
     report.problems.extend(CaseProblem(case.name, problem) for problem in comparison.problems)
+    kept = Counter(m.step for m in report.mismatches)
+    from_case: Counter[str] = Counter()
     for mismatch in comparison.first:
-        report.examples.setdefault(mismatch.step, mismatch)
-    known = {m.step for m in report.mismatches}
-    room = MAX_MISMATCHES_KEPT - len(report.mismatches)
-    new = sorted(comparison.first, key=lambda m: m.step in known)
-    report.mismatches.extend(new[: min(room, 4 if report.mismatches else 8)])
+        if kept[mismatch.step] < MAX_MISMATCHES_KEPT and from_case[mismatch.step] < _KEPT_OF_CASE:
+            report.mismatches.append(mismatch)
+            kept[mismatch.step] += 1
+            from_case[mismatch.step] += 1
 
 
-def _takes(function: Candidate, keyword: str) -> bool:
+def _signature_problem(function: Candidate, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(why the function cannot be called with these keywords, or nothing; defaults of others that it insists on)."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return True
-    return any(p.kind is p.VAR_KEYWORD or (p.name == keyword and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
+        return "", {}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for keyword in options:
+        if not takes_any and (
+            keyword not in parameters or parameters[keyword].kind is inspect.Parameter.POSITIONAL_ONLY
+        ):
+            return f"the candidate has no {keyword}", {}
+    needed = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    needed = [name for name in needed if name not in options]
+    for keyword in needed:
+        if keyword not in _DEFAULTS:
+            return f"the candidate needs {keyword}", {}
+    return "", {keyword: _DEFAULTS[keyword] for keyword in needed}
 
 
 def _kernel(op: str) -> Candidate:
