@@ -3,6 +3,7 @@
 Exit status: 0, 1 (what was asked for failed), 2 (bad input: one line on stderr), 130 (interrupted).
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import typer
 import typer.core
 
 from mxsim import __version__
-from mxsim.commands.bad_input import BadInput
-from mxsim.commands.inspect import InputKind
+from mxsim.commands.bad_input import BadInput, printable
+from mxsim.commands.number_text import InputKind
 
 BAD_INPUT_STATUS = 2
 INTERRUPTED_STATUS = 130
@@ -43,7 +44,7 @@ class _Group(typer.core.TyperGroup):
 
 
 def _print_error(message: str) -> None:
-    print(f"mxsim: {' '.join(message.split())}", file=sys.stderr)
+    print(f"mxsim: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -202,10 +203,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without arrows
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         _print_error("interrupted")
         sys.exit(INTERRUPTED_STATUS)
+    except OSError as error:
+        _print_error(f"cannot write to standard output: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at exit
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,13 @@ class ExactSum:
     def add(self, terms: Float64[np.ndarray, "*shape"]) -> None:
         """Add every term."""
         remaining = [*self._parts, *terms.reshape(-1).tolist()]
-        parts: list[float] = []
-        try:
-            # fsum rounds correctly: each turn splits off the leading 53 bits of what is left, until nothing is.
-            while (rounded := math.fsum(remaining)) != 0:
-                parts.append(rounded)
-                remaining.append(-rounded)
-        except (OverflowError, ValueError):  # beyond float64; inf - inf
-            parts = [math.nan]
-        self._parts = parts
+        self._parts = []
+        # fsum rounds correctly: each turn splits off the leading 53 bits of what is left, until nothing is.
+        while (rounded := _fsum(remaining)) != 0:
+            self._parts.append(rounded)
+            if math.isnan(rounded):
+                break
+            remaining.append(-rounded)
 
     def merge(self, other: "ExactSum") -> None:
         """Add another sum."""
@@ -41,3 +39,11 @@ class ExactSum:
 
     def __float__(self) -> float:
         return math.fsum(self._parts)
+
+
+def _fsum(terms: list[float]) -> float:
+    try:
+        total = math.fsum(terms)
+    except (OverflowError, ValueError):  # beyond float64; inf - inf
+        return math.nan
+    return total if math.isfinite(total) else math.nan

@@ -5,6 +5,8 @@ import json
 import math
 import mmap
 import os
+import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -236,16 +238,22 @@ def _read_pt(source: Path, stack: ExitStack) -> list[StoredTensor]:
         raise TensorFileError(
             f"{source}: reading a {source.suffix} file needs torch; install it: pip install torch"
         ) from None
-    if not zipfile.is_zipfile(source) and source.stat().st_size == 0:
+    if source.stat().st_size == 0:
         raise ValueError("the file is empty")
-    content = torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
+    except pickle.UnpicklingError:
+        reason = "is damaged, or holds more than tensors in plain containers (save a state_dict)"
+        raise TensorFileError(f"{source}: {reason}") from None
     tensors = []
     for name, tensor in _named_tensors(content, ""):
         try:
-            array = as_numpy(tensor, caller=name, name="it")
+            array = as_numpy(tensor, caller="tensor", name="it")
             problem = floating_point_problem(array.dtype)
         except TypeError as error:
-            array, problem = None, str(error)
+            array, problem = None, str(error).removeprefix("tensor: it is ")
         dtype = str(tensor.dtype).removeprefix("torch.")
         load = _unreadable if array is None else (lambda array=array: array)
         tensors.append(StoredTensor(name, tuple(tensor.shape), dtype, problem, load))

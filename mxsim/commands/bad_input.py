@@ -26,3 +26,8 @@ def choose(kind: str, names: Iterable[str], known: Mapping[str, T]) -> list[T]:
             raise BadInput(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
         chosen.append(known[by_lower_case[name.lower()]])
     return list(dict.fromkeys(chosen))
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that could break a line or steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from mxsim.analysis.inspection import (
 from mxsim.blocks import BLOCK_FORMATS, BlockFormat
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.number_text import (
+    InputKind,
     ParsedNumber,
     exact_decimal,
     looks_like_code,
@@ -36,13 +36,6 @@ from mxsim.formats import FORMATS, FloatFormat, Overflow
 _FIELD_STYLES = ("red", "green", "blue")
 # One shape of FP8 block says it all for a single number.
 _DEFAULT_BLOCK_FORMATS = [fmt for fmt in BLOCK_FORMATS.values() if fmt.name not in ("FP8_128X1", "FP8_128X128")]
-
-
-class InputKind(StrEnum):
-    """How the argument is to be read."""
-
-    CODE = "code"
-    VALUE = "value"
 
 
 def inspect(text: str, *, formats: Sequence[str], kind: InputKind | None, as_json: bool, console: Console) -> None:

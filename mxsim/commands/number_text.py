@@ -3,11 +3,19 @@
 import math
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from enum import StrEnum
 from fractions import Fraction
 
 from mxsim.commands.bad_input import BadInput
 
 _CODE_PREFIXES = ("0x", "0b", "0o")
+
+
+class InputKind(StrEnum):
+    """How an argument is to be read."""
+
+    CODE = "code"
+    VALUE = "value"
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,12 @@ class OutputFiles:
                 for target, temporary in self._temporary.items():
                     temporary.replace(target)
         except OSError as failure:
-            raise BadInput(f"cannot write {target}: {failure.strerror}") from failure
+            error = failure
         finally:
             for temporary in self._temporary.values():
                 temporary.unlink(missing_ok=True)
             if error is not None:
                 for folder in self._made_folders:
                     folder.rmdir()
+        if isinstance(error, OSError):  # a full disk
+            raise BadInput(f"cannot write {', '.join(map(str, self._temporary))}: {error.strerror}") from error

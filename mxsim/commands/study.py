@@ -15,7 +15,7 @@ from rich.text import Text
 from mxsim.analysis.study import COLUMNS, DEFAULT_FORMATS, Skipped, Study, StudyRow, study_file
 from mxsim.analysis.tensor_files import TensorFileError
 from mxsim.blocks import BLOCK_FORMATS, ScaleRule
-from mxsim.commands.bad_input import BadInput, choose
+from mxsim.commands.bad_input import BadInput, choose, printable
 from mxsim.commands.output_files import OutputFiles
 from mxsim.commands.tables import Column, print_sections
 
@@ -107,8 +107,9 @@ def _print(console: Console, result: Study, *, show_rules: bool) -> None:
     has_poisoned = any(row.num_poisoned_blocks for row in result.rows)
     columns = [
         Column("format", "left"),
-        *(Column(name) for name in ("SQNR dB", "max %", "mean %", "sat. %", "zero %", "subn. %")),
-        *([Column("NaN blocks")] if has_poisoned else []),
+        *(Column(name) for name in ("SQNR dB", "max %", "mean %", "sat. %", "zero %")),
+        Column("subn. %", is_optional=True),
+        *([Column("NaN")] if has_poisoned else []),
         *(Column(name) for name in ("spread", "h=0 %", "h=6 %")),
     ]
 
@@ -129,7 +130,7 @@ def _print(console: Console, result: Study, *, show_rules: bool) -> None:
     sections = [(_heading(name, rows[0]), [cells(row) for row in rows]) for name, rows in by_tensor.items()]
     if len(by_tensor) > 1:
         sections.append((Text(f"all {len(by_tensor)} tensors", style="bold"), [cells(row) for row in result.totals]))
-    note = _NOTE + (" NaN blocks: a NaN or infinity inside; left out of the rest." if has_poisoned else "")
+    note = _NOTE + (" NaN: blocks with a NaN or an infinity inside, left out of the rest." if has_poisoned else "")
     print_sections(console, columns, sections, note)
     for line in _skipped_lines(result.skipped):
         console.print(f"Skipped: {line}", style="dim", markup=False)
@@ -141,13 +142,17 @@ def _heading(name: str, row: StudyRow) -> Text:
 
 
 def _skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
-    by_reason: dict[tuple[str | None, str], list[str]] = {}
+    """One line for each reason and set of formats, naming the first few tensors."""
+    formats: dict[tuple[str, str], list[str]] = {}
     for entry in skipped:
-        by_reason.setdefault((entry.format, entry.reason), []).append(printable(entry.tensor))
+        formats.setdefault((entry.tensor, entry.reason), []).extend([entry.format] if entry.format else [])
+    tensors: dict[tuple[str, str], list[str]] = {}
+    for (tensor, reason), names in formats.items():
+        tensors.setdefault((", ".join(names), reason), []).append(printable(tensor))
     lines = []
-    for (fmt, reason), names in by_reason.items():
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        lines.append(f"{fmt + ' of ' if fmt else ''}{', '.join(names[:_NAMES_SHOWN])}{more} ({reason})")
+    for (names, reason), of in tensors.items():
+        more = f" and {len(of) - _NAMES_SHOWN} more" if len(of) > _NAMES_SHOWN else ""
+        lines.append(f"{names + ' of ' if names else ''}{', '.join(of[:_NAMES_SHOWN])}{more} ({reason})")
     return lines
 
 
@@ -167,11 +172,6 @@ def _percent(share: float) -> str:
     if 99.99 < hundredths < 100:
         return ">99.99"
     return f"{hundredths:.2f}" if hundredths < 1000 else f"{hundredths:.3g}"
-
-
-def printable(name: str) -> str:
-    """The name with everything escaped that could move a cursor or break a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 # ------------------------------------------------------------------------------------------------------------- files
