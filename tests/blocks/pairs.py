@@ -1,11 +1,12 @@
-"""The package's names beside the oracle's."""
+"""The package's names beside the oracle's, comparison of its tensors, and random ones to convert."""
 
 import numpy as np
 
-from mxsim.blocks import BLOCK_FORMATS, BlockFormat, BlockTensor, ScaleOrder, ScaleRule, quantize
+from mxsim.blocks import BLOCK_FORMATS, FP8_1X128, MXFP4, BlockFormat, BlockTensor, ScaleOrder, ScaleRule, quantize
 from mxsim.formats import FORMATS, FloatFormat, Rounding
 from tests import oracle
 from tests.blocks.oracle_blocks import Quantized
+from tests.blocks.oracle_convert import NAN, powers_of_two
 from tests.compare import assert_codes_equal, assert_floats_equal
 
 ELEMENTS: list[tuple[FloatFormat, oracle.Spec]] = [
@@ -59,3 +60,25 @@ def quantize_as_named(
         random_bits=random_words,
         num_random_bits=k,
     )
+
+
+def random_fp4(rows: int, columns: int, seed: int = 0, nan_share: float = 0.05) -> BlockTensor:
+    """Scales within 25 binades of each other, or anywhere: conversions both exact and not."""
+    rng = np.random.default_rng(seed)
+    scales = rng.integers(115, 140, (rows, -(-columns // 32)))
+    scales = np.where(rng.random(scales.shape) < 0.02, rng.integers(0, 255, scales.shape), scales)
+    scales = np.where(rng.random(scales.shape) < nan_share, 0xFF, scales)
+    codes = rng.integers(0, 16, (rows, columns))
+    return BlockTensor(codes.astype(np.uint8), scales.astype(np.uint8), MXFP4)
+
+
+def random_fp8(rows: int, columns: int, seed: int = 0, nan_share: float = 0.05) -> BlockTensor:
+    """The same in FP8, a third of the row blocks all zeros, NaN codes among the others."""
+    rng = np.random.default_rng(seed)
+    blocks = (rows, -(-columns // 128))
+    exponents = rng.integers(-8, 10, blocks)
+    exponents = np.where(rng.random(blocks) < 0.02, rng.integers(-149, 128, blocks), exponents)
+    exponents = np.where(rng.random(blocks) < nan_share, NAN, exponents)
+    codes = rng.integers(0, 256, (rows, columns))
+    blank = (rng.random(blocks) < 0.33).repeat(128, axis=1)[:, :columns]
+    return BlockTensor(np.where(blank, codes & 0x80, codes).astype(np.uint8), powers_of_two(exponents), FP8_1X128)

@@ -433,6 +433,16 @@ def test_saving_over_a_file_replaces_it(tmp_path, suffix):
 
 
 @SUFFIXES
+def test_who_reads_the_old_file_reads_it_whole(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    some_tensor("MXFP4").save(path)
+    before = path.read_bytes()
+    with path.open("rb") as reader:
+        some_tensor("MXFP8_E4M3").save(path)
+        assert reader.read() == before
+
+
+@SUFFIXES
 def test_a_folder_that_is_missing_is_an_error(tmp_path, suffix):
     with pytest.raises(FileNotFoundError):
         some_tensor("MXFP4").save(tmp_path / "nowhere" / f"t{suffix}")

@@ -16,34 +16,12 @@ from mxsim.formats import E4M3, encode
 from tests import oracle
 from tests.blocks.oracle_blocks import Quantized
 from tests.blocks.oracle_convert import NAN, columns_of, powers_of_two
-from tests.blocks.pairs import assert_quantized_equal, assert_tensors_equal
+from tests.blocks.pairs import assert_quantized_equal, assert_tensors_equal, random_fp4, random_fp8
 from tests.compare import assert_codes_equal, assert_floats_equal
 
 BOTH = pytest.mark.parametrize("convert", [fp4_row_to_fp8_col, fp8_row_to_fp8_col])
 GROUPS = [[0, 1, 127, 128, 129, 0, 300, 0], [0], [0, 0, 5], [256], [1] * 9, [130, 0, 0, 130]]
 ALL_CODES = np.arange(256, dtype=np.uint8)
-
-
-def random_fp4(rows: int, columns: int, seed: int = 0, nan_share: float = 0.05) -> BlockTensor:
-    """Scales within 25 binades of each other, or anywhere: conversions both exact and not."""
-    rng = np.random.default_rng(seed)
-    scales = rng.integers(115, 140, (rows, -(-columns // 32)))
-    scales = np.where(rng.random(scales.shape) < 0.02, rng.integers(0, 255, scales.shape), scales)
-    scales = np.where(rng.random(scales.shape) < nan_share, 0xFF, scales)
-    codes = rng.integers(0, 16, (rows, columns))
-    return BlockTensor(codes.astype(np.uint8), scales.astype(np.uint8), MXFP4)
-
-
-def random_fp8(rows: int, columns: int, seed: int = 0, nan_share: float = 0.05) -> BlockTensor:
-    """The same in FP8, a third of the row blocks all zeros, NaN codes among the others."""
-    rng = np.random.default_rng(seed)
-    blocks = (rows, -(-columns // 128))
-    exponents = rng.integers(-8, 10, blocks)
-    exponents = np.where(rng.random(blocks) < 0.02, rng.integers(-149, 128, blocks), exponents)
-    exponents = np.where(rng.random(blocks) < nan_share, NAN, exponents)
-    codes = rng.integers(0, 256, (rows, columns))
-    blank = (rng.random(blocks) < 0.33).repeat(128, axis=1)[:, :columns]
-    return BlockTensor(np.where(blank, codes & 0x80, codes).astype(np.uint8), powers_of_two(exponents), FP8_1X128)
 
 
 def random_source(convert, rows: int, columns: int, seed: int = 0) -> BlockTensor:

@@ -18,7 +18,7 @@ from mxsim.blocks import (
     quantize,
 )
 from tests import oracle
-from tests.blocks.test_convert_columns import random_fp4, random_fp8
+from tests.blocks.pairs import random_fp4, random_fp8
 from tests.oracle import TWO
 
 ELEMENTS = {"E2M1": oracle.E2M1, "E4M3": oracle.E4M3}
