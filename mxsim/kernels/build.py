@@ -110,6 +110,48 @@ def _contents(files: Sequence[Path]) -> list[bytes]:
     return [part for file in files for part in (file.name.encode(), file.read_bytes())]
 
 
+# ----------------------------------------------------------------------------------------------------------- the device
+def compile_cuda(source: str, arch: str) -> bytes:
+    """cubin of src/<source>.cu for an architecture such as sm_90a, by NVRTC.
+
+    Raises:
+        BuildError: if NVRTC or its bindings are missing, or it does not compile.
+        OSError: if no folder can be written.
+    """
+    file = FOLDER / f"src/{source}.cu"
+    headers = [path for suffix in ("h", "cuh") for path in sorted((FOLDER / "include/mxsim").glob(f"*.{suffix}"))]
+    parts = [_nvrtc_version().encode(), arch.encode(), *_contents([*headers, file])]
+    return cached(f"{source}-{arch}", ".cubin", parts, lambda target: _run_nvrtc(file, arch, target)).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _nvrtc_version() -> str:
+    try:
+        import cuda.core  # noqa: F401
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # the bindings raise RuntimeError where the library is not found
+        raise BuildError(
+            "mxsim.kernels: CUDA kernels need NVRTC and cuda-core, which are not installed: "
+            f"pip install 'mxsim[cuda]' ({error})"
+        ) from error
+    return f"{major}.{minor}"
+
+
+def _run_nvrtc(file: Path, arch: str, target: Path) -> None:
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(arch=arch, std="c++17", include_path=[str(FOLDER / "include")], name=file.name)
+    try:
+        cubin = Program(file.read_text(), "c++", options).compile("cubin")
+    except Exception as error:  # whatever the binding's own exception is
+        raise BuildError(
+            f"mxsim.kernels: NVRTC does not compile {file.name} for {arch}: {str(error)[-2000:]}"
+        ) from error
+    target.write_bytes(cubin.code)
+
+
 # ------------------------------------------------------------------------------------------------------------ the cache
 def cached(stem: str, suffix: str, parts: Sequence[bytes], make: Callable[[Path], None]) -> Path:
     """File that make(path) wrote for exactly these parts: found where it was made before, else made now.

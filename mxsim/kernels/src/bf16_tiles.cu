@@ -50,6 +50,7 @@ __device__ __forceinline__ void bf16_to_fp8_tile(const Params& p) {
   for (int w = 0; w < kWarps; ++w) amax = max_uint(amax, warp_max[w]);
   const bool poisoned = amax >= BF16::inf_code;
   const int exponent = fp8_scale_exponent(amax);
+  const float factor = __uint_as_float(fp32_power_of_two_bits(-exponent));
   if (threadIdx.x == 0) {
     static_cast<uint32_t*>(p.out_scales)[batch * p.out_scale_batch_stride + tile_n * p.out_scale_row_stride +
                                          tile_k * p.out_scale_col_stride] =
@@ -61,8 +62,7 @@ __device__ __forceinline__ void bf16_to_fp8_tile(const Params& p) {
   for (int r = 0; r < 4; ++r) {
 #pragma unroll
     for (int i = 0; i < kMyCols / 4; ++i) {
-      codes[r][i] = poisoned ? 0x7F7F7F7Fu
-                             : e4m3x2_from_bf16x2(x[r][2 * i], exponent) | e4m3x2_from_bf16x2(x[r][2 * i + 1], exponent) << 16;
+      codes[r][i] = poisoned ? 0x7F7F7F7Fu : e4m3x4_from_bf16(x[r][2 * i], x[r][2 * i + 1], factor);
     }
   }
   uint8_t* out = static_cast<uint8_t*>(p.out_codes) + batch * p.rows * p.cols;
@@ -96,12 +96,7 @@ __device__ __forceinline__ void bf16_to_fp8_tile(const Params& p) {
   for (int i = threadIdx.x; i < kTileSide * kTileSide; i += kThreads) {
     const int c = i / kTileSide, r = i % kTileSide;
     if (c >= num_cols || r >= num_rows) continue;
-    const uint4 piece = transposed.piece(c, r / 16);
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-    uint32_t word = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) word = r / 4 % 4 == w ? words[w] : word;
-    out[c * p.rows + r] = uint8_t(word >> (8 * (r % 4)));
+    out[c * p.rows + r] = transposed.code(c, r);
   }
 }
 

@@ -1,116 +1,86 @@
 // Computes: from FP8 rows (1x128 blocks, power-of-two scales): MXFP4 rows, and the same rows laid out expert by expert.
 // Contract: fp8_row_to_fp4_row is bit-equal to mxsim.blocks.fp8_row_to_fp4_row; a scale that is no power of two counts as
 //   NaN here. fp8_row_to_ragged copies codes and scales; its padding is code 0x00 and scale 1.
-// Work split: a block takes 32 rows by 512 columns, a warp a row, a lane 16 elements.
+// Work split: see row_tile.cuh; to MXFP4 a lane takes 32 elements, and no scales are shared.
 // Traffic per element: read 33/32 byte, write 17/32 byte (FP4) or 33/32 byte (ragged).
-#include "mxsim/device.cuh"
+#include "mxsim/row_tile.cuh"
 
 namespace mxsim {
 
-#if __CUDA_ARCH__ >= 890
-// Eight E4M3 codes -> eight nibbles. factor: 2**(s8 - X) in both f16 lanes.
-__device__ __forceinline__ uint32_t fp4x8_from_fp8x8(uint2 bytes, uint32_t factor) {
-  const uint32_t values[4] = {f16x2_from_e4m3x2(uint16_t(bytes.x)), f16x2_from_e4m3x2(uint16_t(bytes.x >> 16)),
-                              f16x2_from_e4m3x2(uint16_t(bytes.y)), f16x2_from_e4m3x2(uint16_t(bytes.y >> 16))};
-  uint32_t codes[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    codes[j] = (e2m1x2_from_f16x2(values[j] & kMagnitudes16x2, factor) << 3) | (values[j] & kSigns16x2);
-  }
-  return pack_nibbles(codes);
-}
-#endif
-
-// f16 bits of 2**exponent, 0 below 2**-24.  exponent <= 15.
-__device__ __forceinline__ uint32_t f16_power_of_two(int exponent) {
-  if (exponent >= FP16::emin) return uint32_t(exponent + FP16::bias) << FP16::mantissa_bits;
-  return exponent >= -24 ? 0x400u >> (FP16::emin - exponent) : 0u;
-}
+// A lane takes whole blocks of 32, so that a warp's row is 1024 columns.
+constexpr int kWarpRows = 4;
+constexpr int kTileRows = kWarpRows * kTileWarps;
 
 extern "C" __global__ void __launch_bounds__(kTileThreads) fp8_row_to_fp4_row(const __grid_constant__ Params p) {
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-  const int64_t num_slices = ceil_div(p.cols, kTileCols);
-  const int64_t first_row = int64_t(blockIdx.x) / num_slices * kTileRows;
-  const int64_t column = int64_t(blockIdx.x) % num_slices * kTileCols + 16 * lane;
-  const bool in_columns = column < p.cols;
+  const int64_t first_row = tile_first_row(kTileRows);
+  const int64_t column = (int64_t(blockIdx.x) * kWarpSize + lane) * 32;
+  const int rows_left = column < p.cols ? int(min(p.rows - first_row, int64_t(kTileRows))) : 0;
+  const uint32_t rounding_bias = e2m1_scale_rounding_bias<FP16::mantissa_bits>(ScaleRule(p.rule));
+  const int64_t first_element = (first_row + warp) * p.cols + column, row_step = kTileWarps * p.cols;
+  const uint8_t* in = static_cast<const uint8_t*>(p.in_codes) + first_element;
+  const uint32_t* in_scales = static_cast<const uint32_t*>(p.in_scales) + (first_row + warp) * p.in_scale_row_stride +
+                              column / 128 * p.in_scale_col_stride;
+  uint8_t* out = static_cast<uint8_t*>(p.out_codes) + first_element / 2;
+  uint8_t* out_scales = static_cast<uint8_t*>(p.out_scales) + first_element / 32;
 
-  uint4 bytes[kRowsPerWarp];
-  uint32_t scale_bits[kRowsPerWarp];
+  uint4 bytes[kWarpRows][2];
+  uint32_t scale_bits[kWarpRows];
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int64_t row = first_row + warp + i * kTileWarps;
-    bytes[i] = {0, 0, 0, 0};
-    scale_bits[i] = 0;
-    if (row < p.rows && in_columns) {
-      bytes[i] = load_streaming_v4(static_cast<const uint8_t*>(p.in_codes) + row * p.cols + column);
-      scale_bits[i] = reinterpret_cast<const uint32_t*>(
-          p.in_scales)[row * p.in_scale_row_stride + column / 128 * p.in_scale_col_stride];
-    }
+  for (int i = 0; i < kWarpRows; ++i) {
+    const bool present = warp + i * kTileWarps < rows_left;
+    bytes[i][0] = present ? load_v4(in + i * row_step) : uint4{0, 0, 0, 0};
+    bytes[i][1] = present ? load_v4(in + i * row_step + 16) : uint4{0, 0, 0, 0};
+    scale_bits[i] = present ? in_scales[i * kTileWarps * p.in_scale_row_stride] : 0u;
   }
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const uint32_t words[4] = {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w};
+  for (int i = 0; i < kWarpRows; ++i) {
+    if (warp + i * kTileWarps >= rows_left) return;
+    uint32_t values[4][4];
     uint32_t largest = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      largest = max_u16x2(largest, max_u16x2(words[j] & 0x007F007Fu, (words[j] >> 8) & 0x007F007Fu));
-    }
-    const uint32_t amax = larger_lane(group_max_u16x2(largest, 2));
-    const int source_exponent = fp32_exponent(scale_bits[i]);
-    const bool poisoned = amax == kE4M3Nan || source_exponent == kNotAPowerOfTwo;
-    const int exponent = scale_exponent<E4M3, E2M1>(amax, ScaleRule(p.rule), source_exponent);
-    const int shift = source_exponent - exponent;
-    uint2 packed;
-#if __CUDA_ARCH__ >= 890
-    const uint32_t factor = both_lanes(f16_power_of_two(min_int(shift, 15)));  // above 15 only for zeros
-    packed.x = fp4x8_from_fp8x8(uint2{words[0], words[1]}, factor);
-    packed.y = fp4x8_from_fp8x8(uint2{words[2], words[3]}, factor);
-#else
-    packed = {0, 0};
-#pragma unroll
     for (int j = 0; j < 8; ++j) {
-      packed.x |= rescale<E4M3, E2M1>((words[j / 4] >> (8 * (j % 4))) & 0xFFu, shift) << (4 * j);
-      packed.y |= rescale<E4M3, E2M1>((words[2 + j / 4] >> (8 * (j % 4))) & 0xFFu, shift) << (4 * j);
+      const uint4 b = bytes[i][j / 4];
+      const uint32_t words[4] = {b.x, b.y, b.z, b.w};
+      values[j / 2][j % 2 * 2] = f16x2_from_lower_e4m3(words[j % 4]);
+      values[j / 2][j % 2 * 2 + 1] = f16x2_from_upper_e4m3(words[j % 4]);
     }
-#endif
-    const int64_t row = first_row + warp + i * kTileWarps;
-    if (row < p.rows && in_columns) {
-      *reinterpret_cast<uint2*>(static_cast<uint8_t*>(p.out_codes) + (row * p.cols + column) / 2) =
-          poisoned ? uint2{0, 0} : packed;
-      if (lane % 2 == 0) {
-        static_cast<uint8_t*>(p.out_scales)[(row * p.cols + column) / 32] =
-            uint8_t(poisoned ? kE8M0Nan : e8m0_code(exponent));
-      }
-    }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) largest = max_magnitude_f16x2(largest, values[j / 4][j % 4]);
+    const uint32_t amax = larger_lane(largest & kMagnitudes16x2);  // normal in f16, or zero
+    const int source_exponent = scale_exponent_of_fp32(scale_bits[i]);
+    const bool poisoned = amax > FP16::inf_code || source_exponent == kNotAPowerOfTwo;
+    int exponent = int((amax + rounding_bias) >> FP16::mantissa_bits) - FP16::bias - E2M1::emax + source_exponent;
+    exponent = amax == 0 ? kMinScaleExponent : clamp_int(exponent, kMinScaleExponent, kMaxScaleExponent);
+    const uint32_t factor = both_lanes(f16_power_of_two(min_int(source_exponent - exponent, 15)));  // over 15: zeros
+    uint4 codes{fp4x8_from_f16x8(values[0], factor), fp4x8_from_f16x8(values[1], factor),
+                fp4x8_from_f16x8(values[2], factor), fp4x8_from_f16x8(values[3], factor)};
+    if (poisoned) codes = {0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(out + i * (row_step / 2)) = codes;
+    out_scales[i * (row_step / 32)] = uint8_t(poisoned ? kE8M0Nan : e8m0_code(exponent));
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kTileThreads) fp8_row_to_ragged(const __grid_constant__ Params p) {
-  __shared__ RowTile tile;
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-  const int64_t num_slices = ceil_div(p.cols, kTileCols);
-  const int64_t first_row = int64_t(blockIdx.x) / num_slices * kTileRows;
-  const int64_t first_col = int64_t(blockIdx.x) % num_slices * kTileCols;
-  const int64_t column = first_col + 16 * lane;
-  if (warp == 0) locate_rows<true>(p, first_row, tile);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int r = warp + i * kTileWarps;
-    const int64_t source = tile.rows[r].source;
-    if (source == kAbsent || column >= p.cols) continue;
-    uint4 codes{0, 0, 0, 0};
-    if (source >= 0) {
-      codes = load_streaming_v4(static_cast<const uint8_t*>(p.in_codes) + source * p.cols + column);
-      if (lane % 8 == 0) {
-        tile.scales[lane / 8][r] = reinterpret_cast<const uint32_t*>(
-            p.in_scales)[source * p.in_scale_row_stride + column / 128 * p.in_scale_col_stride];
-      }
-    }
-    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.out_codes) + (first_row + r) * p.cols + column) = codes;
+// Codes and scales as they are.
+struct Fp8Copy {
+  static constexpr int kWarpRows = 4;
+  struct Data {
+    uint4 codes;
+    uint32_t scale;
+  };
+  __device__ __forceinline__ static Data load(const Params& p, int64_t row, int64_t element) {
+    const int64_t block = (element - row * p.cols) / 128;
+    return {load_streaming_v4(static_cast<const uint8_t*>(p.in_codes) + element),
+            static_cast<const uint32_t*>(p.in_scales)[row * p.in_scale_row_stride + block * p.in_scale_col_stride]};
   }
-  __syncthreads();
-  store_tile_scales(p, p.out_scales, first_col, tile);
+  __device__ __forceinline__ static uint32_t convert(const Params&, const Data& data, int64_t, bool, uint4& codes) {
+    codes = data.codes;
+    return data.scale;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kTileThreads) fp8_row_to_ragged(const __grid_constant__ Params p) {
+  convert_rows<Fp8Copy, true>(p, p.out_codes, p.out_scales);
 }
 
 }  // namespace mxsim

@@ -51,10 +51,12 @@ struct Fp4Table {
 // 8 * shift, and no byte borrows from its neighbour.
 constexpr int kMinPlainShift = -5;
 
+MXSIM_HD constexpr Fp4Table fp4_table_plain(int shift) {
+  return {0x3C383000u + uint32_t(shift) * 0x08080800u, 0x4C484440u + uint32_t(shift) * 0x08080808u};
+}
+
 MXSIM_HD constexpr Fp4Table fp4_table(int shift) {
-  if (shift >= kMinPlainShift) {
-    return {0x3C383000u + uint32_t(shift) * 0x08080800u, 0x4C484440u + uint32_t(shift) * 0x08080808u};
-  }
+  if (shift >= kMinPlainShift) return fp4_table_plain(shift);
   Fp4Table table{0, 0};
   for (int c = 1; c < 4; ++c) table.lo |= rescale<E2M1, E4M3>(uint32_t(c), shift) << (8 * c);
   for (int c = 4; c < 8; ++c) table.hi |= rescale<E2M1, E4M3>(uint32_t(c), shift) << (8 * (c - 4));

@@ -31,6 +31,11 @@ struct alignas(16) Transposed {
     const int swizzled = piece ^ swizzle(column / (kCols / kColGroups)) / 4;
     return reinterpret_cast<const uint4*>(words)[column * kPieces + swizzled];
   }
+  // One code.
+  __device__ __forceinline__ uint8_t code(int column, int row) const {
+    const int word = column * kRowGroups + (row / 4 ^ swizzle(column / (kCols / kColGroups)));
+    return reinterpret_cast<const uint8_t*>(words)[4 * word + row % 4];
+  }
   // The first num_cols columns, 128 bytes each at multiples of `stride` (of 16) from `out`: eight threads a column.
   __device__ __forceinline__ void store(uint8_t* out, int64_t stride, int64_t num_cols) const {
 #pragma unroll
@@ -44,12 +49,12 @@ struct alignas(16) Transposed {
 
 // Four words of four bytes, transposed.
 __device__ __forceinline__ void transpose_4x4(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
-  const uint32_t a = __byte_perm(rows[0], rows[1], 0x5140), b = __byte_perm(rows[2], rows[3], 0x5140);
-  const uint32_t c = __byte_perm(rows[0], rows[1], 0x7362), d = __byte_perm(rows[2], rows[3], 0x7362);
-  columns[0] = __byte_perm(a, b, 0x5410);
-  columns[1] = __byte_perm(a, b, 0x7632);
-  columns[2] = __byte_perm(c, d, 0x5410);
-  columns[3] = __byte_perm(c, d, 0x7632);
+  const uint32_t a = prmt(rows[0], rows[1], 0x5140), b = prmt(rows[2], rows[3], 0x5140);
+  const uint32_t c = prmt(rows[0], rows[1], 0x7362), d = prmt(rows[2], rows[3], 0x7362);
+  columns[0] = prmt(a, b, 0x5410);
+  columns[1] = prmt(a, b, 0x7632);
+  columns[2] = prmt(c, d, 0x5410);
+  columns[3] = prmt(c, d, 0x7632);
 }
 
 // A thread's place in the tile.
