@@ -120,13 +120,13 @@ def _scales_of(
 
 def check_headroom(op: str, headroom: Any) -> None:
     """Raises ValueError outside 0..6."""
-    if not isinstance(headroom, (int, np.integer, torch.SymInt)) or not 0 <= headroom <= 6:
+    if type(headroom) is bool or not isinstance(headroom, (int, np.integer, torch.SymInt)) or not 0 <= headroom <= 6:
         raise ValueError(f"{op}: headroom is {headroom!r}, needed an integer 0 to 6")
 
 
 def check_row_multiple(op: str, row_multiple: Any) -> None:
     """Raises ValueError unless it is a positive integer."""
-    if not isinstance(row_multiple, (int, np.integer, torch.SymInt)) or row_multiple < 1:
+    if type(row_multiple) is bool or not isinstance(row_multiple, (int, np.integer, torch.SymInt)) or row_multiple < 1:
         raise ValueError(f"{op}: row_multiple is {row_multiple!r}, needed an integer of 1 or more")
 
 
@@ -144,7 +144,8 @@ def check_group_sizes_tensor(op: str, group_sizes: Tensor, codes: Tensor) -> Non
     if group_sizes.dtype not in _INTEGERS or group_sizes.dim() != 1:
         _refuse_group_sizes(op, group_sizes.dtype, tuple(group_sizes.shape))
     if not group_sizes.is_cpu and group_sizes.device != codes.device:
-        raise ValueError(f"{op}: group_sizes is on {group_sizes.device}, needed {codes.device} or cpu")
+        needed = "cpu" if codes.is_cpu else f"{codes.device} or cpu"
+        raise ValueError(f"{op}: group_sizes is on {group_sizes.device}, needed {needed}")
 
 
 def raise_not_a_power_of_two(op: str, scales: Tensor, flat_index: int) -> NoReturn:

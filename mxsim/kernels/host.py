@@ -49,6 +49,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types, without the last on
 _REFUSING = ("fp8_row_to_fp4_row", "fp8_row_to_fp8_col")
 
 
+@lru_cache(maxsize=1)
 def backend() -> ModuleType:
     """The module that computes on CPU tensors: this one, or `simulated` after a warning."""
     try:

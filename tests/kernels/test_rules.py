@@ -14,6 +14,7 @@ from mxsim.formats.rescale import rescale
 from mxsim.kernels import host
 from tests.compare import assert_codes_equal
 
+pytestmark = pytest.mark.usefixtures("host_library")
 SOURCES = [BF16, FP16, FP32]
 ELEMENTS = [E2M1, E4M3]
 RULES = [ScaleRule.FLOOR, ScaleRule.RCEIL, ScaleRule.CEIL, ScaleRule.EVEN]

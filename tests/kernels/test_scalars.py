@@ -33,6 +33,7 @@ from tests.kernels.expected import (
     torch_bits,
 )
 
+pytestmark = pytest.mark.usefixtures("host_library")
 TORCH = {"BF16": torch.bfloat16, "FP16": torch.float16}
 RULES = pytest.mark.parametrize("rule", list(ScaleRule), ids=lambda r: r.name)
 
