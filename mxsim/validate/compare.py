@@ -36,6 +36,8 @@ _BITS = {  # the integers that torch compares, and the format of one entry
     LeafKind.SIZES: (torch.int64, None),
 }
 _LAYOUT = "8 layout"
+_MAX_COPIES = 2  # of a large case that are looked into
+_FURTHER_COPIES = "step not looked for, further copies of a large case"
 # what breaks -> the step, by the sections that rule an op
 _STEPS = {
     "3": {"poison": "3.3", "zero block": "3.4", "scale": "3.2", "rounding": "3.5"},
@@ -106,11 +108,16 @@ def compare(case: Case, inputs: Inputs, leaves: Sequence[Leaf], results: Any, *,
             _count_all(comparison, [leaf], case)
         else:
             bits[leaf.name] = checked
-    differing = [leaf for leaf in leaves if leaf.name in bits and not _equal(leaf, bits[leaf.name], case, comparison)]
-    if differing:
-        evidence = _Evidence(case, inputs, {leaf.name: leaf for leaf in leaves}, bits)
-        for leaf in differing:
-            _look_into(leaf, evidence, comparison)
+    checked_leaves = {leaf.name: leaf for leaf in leaves if leaf.name in bits}
+    for leaf in checked_leaves.values():
+        comparison.num_elements += leaf.num_elements * case.repeat
+        differing = _differing_copies(leaf, bits[leaf.name], case)
+        for copy in differing[:_MAX_COPIES]:
+            _look_into(leaf, _Evidence(case, inputs, checked_leaves, bits, copy), comparison)
+        for copy in differing[_MAX_COPIES:]:
+            count = _count_differing(leaf, bits[leaf.name], case, copy)
+            comparison.num_mismatches += count
+            comparison.by_step[_FURTHER_COPIES] += count
     return comparison
 
 
@@ -150,17 +157,31 @@ def _repeated_shape(leaf: Leaf, repeat: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _equal(leaf: Leaf, got: Tensor, case: Case, comparison: Comparison) -> bool:
-    comparison.num_elements += leaf.num_elements * case.repeat
-    dtype = _BITS[leaf.kind][0]
+def _differing_copies(leaf: Leaf, got: Tensor, case: Case) -> list[int]:
+    """Which copies of the inputs have another result."""
+    want = _wanted(leaf, got.device)
+    return [i for i, part in enumerate(_copies(leaf, got, case.repeat)) if not torch.equal(part, want)]
+
+
+def _count_differing(leaf: Leaf, got: Tensor, case: Case, copy: int) -> int:
+    difference = _copies(leaf, got, case.repeat)[copy] ^ _wanted(leaf, got.device)
+    if leaf.kind is LeafKind.FP4_CODES:
+        return int(torch.count_nonzero(difference & 0xF) + torch.count_nonzero(difference & 0xF0))
+    return int(torch.count_nonzero(difference))
+
+
+def _wanted(leaf: Leaf, device: torch.device) -> Tensor:
     signed = {np.uint32: np.int32, np.uint16: np.int16}.get(leaf.bits.dtype.type, leaf.bits.dtype.type)
-    want = torch.from_numpy(np.array(leaf.bits.view(signed))).to(got.device)
-    assert want.dtype is dtype
-    if case.repeat == 1:
-        return torch.equal(got, want)
-    size = leaf.bits.shape[leaf.repeat_axis]
-    pieces = got.unflatten(leaf.repeat_axis, (case.repeat, size)) if size else got
-    return bool((pieces == want.unsqueeze(leaf.repeat_axis)).all()) if size else True
+    want = torch.from_numpy(np.array(leaf.bits.view(signed))).to(device)
+    assert want.dtype is _BITS[leaf.kind][0]
+    return want
+
+
+def _copies(leaf: Leaf, got: Tensor, repeat: int) -> tuple[Tensor, ...]:
+    """The results of each copy of the inputs."""
+    if repeat == 1:
+        return (got,)
+    return got.unflatten(leaf.repeat_axis, (repeat, leaf.bits.shape[leaf.repeat_axis])).unbind(leaf.repeat_axis)
 
 
 def _count_all(comparison: Comparison, leaves: Sequence[Leaf], case: Case) -> None:
@@ -173,21 +194,18 @@ def _count_all(comparison: Comparison, leaves: Sequence[Leaf], case: Case) -> No
 # --------------------------------------------------------------------------------------------------------- mismatches
 @dataclass
 class _Evidence:
-    """Inputs, expectations and results of one case, element by element on the CPU."""
+    """Inputs, expectations and results of one case, of one copy of its inputs, element by element on the CPU."""
 
     case: Case
     inputs: Inputs
     leaves: dict[str, Leaf]
     results: dict[str, Tensor]
+    copy: int
 
     def got(self, leaf: Leaf) -> np.ndarray:
-        """Bits of a result, repeats in front: [repeat, *shape of the elements]."""
-        tensor, axis = self.results[leaf.name], leaf.repeat_axis
-        if self.case.repeat > 1:
-            tensor = tensor.unflatten(axis, (self.case.repeat, leaf.bits.shape[axis])).movedim(axis, 0)
-        else:
-            tensor = tensor.unsqueeze(0)
-        return _elements(leaf, tensor.cpu().numpy().astype(leaf.bits.dtype, copy=False).view(leaf.bits.dtype))
+        """Bits of a result, an entry an element."""
+        copy = _copies(leaf, self.results[leaf.name], self.case.repeat)[self.copy]
+        return _elements(leaf, copy.cpu().numpy().view(leaf.bits.dtype))
 
     @cached_property
     def first_input(self) -> np.ndarray:
@@ -224,7 +242,7 @@ class _Evidence:
         order = np.argsort(source, kind="stable")
         place = order[np.minimum(np.searchsorted(source[order], firsts), source.size - 1)]
         want = scales.bits.reshape(-1)[place]
-        got = self.got(scales)[0].reshape(-1)[place] if scales.name in self.results else want
+        got = self.got(scales).reshape(-1)[place] if scales.name in self.leaves else want
         return got, want
 
 
@@ -245,25 +263,23 @@ def _source(leaf: Leaf) -> np.ndarray:
 
 def _look_into(leaf: Leaf, evidence: _Evidence, comparison: Comparison) -> None:
     got, want = evidence.got(leaf), _elements(leaf, leaf.bits)
-    differing = np.flatnonzero(got != want[None])
-    comparison.num_mismatches += differing.size
-    places = differing % want.size
-    got_bits, want_bits = got.reshape(-1)[differing], want.reshape(-1)[places]
+    places = np.flatnonzero(got != want)
+    comparison.num_mismatches += places.size
+    got_bits, want_bits = got.reshape(-1)[places], want.reshape(-1)[places]
     source = None if leaf.source is None else _source(leaf).reshape(-1)[places]
-    steps = _Steps(differing.size)
+    steps = _Steps(places.size)
     if source is None:
-        steps.add("8 padded group sizes", np.ones(differing.size, bool))
+        steps.add("8 padded group sizes", np.ones(places.size, bool))
     elif _is_rearranged(got, want):
-        steps.add(f"{_LAYOUT}: the right {leaf.kind.value}, elsewhere", np.ones(differing.size, bool))
+        steps.add(f"{_LAYOUT}: the right {leaf.kind.value}, elsewhere", np.ones(places.size, bool))
     else:
         _find_steps(steps, leaf, evidence, source, got_bits, want_bits)
     comparison.by_step.update(steps.counts())
-    shown = sorted({*steps.first_of_each(), *range(min(_MAX_SHOWN, differing.size))})
+    shown = sorted({*steps.first_of_each(), *range(min(_MAX_SHOWN, places.size))})
     element_format = _BITS[leaf.kind][1]
     for i in shown:
-        copy, place = divmod(int(differing[i]), want.size)
-        index = list(np.unravel_index(place, want.shape))
-        index[leaf.repeat_axis] += copy * want.shape[leaf.repeat_axis]
+        index = list(np.unravel_index(places[i], want.shape))
+        index[leaf.repeat_axis] += evidence.copy * want.shape[leaf.repeat_axis]
         comparison.first.append(
             Mismatch(
                 case=evidence.case.name,
@@ -307,12 +323,9 @@ def _is_rearranged(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether got holds what want holds, in another order."""
     if want.min() == want.max():
         return False
-    got = got.reshape(got.shape[0], -1)
     if want.dtype.itemsize == 1:
-        counts = np.bincount(want.reshape(-1), minlength=256)
-        return all(np.array_equal(np.bincount(part, minlength=256), counts) for part in got)
-    ordered = np.sort(want, axis=None)
-    return all(np.array_equal(np.sort(part), ordered) for part in got)
+        return np.array_equal(np.bincount(got.reshape(-1), minlength=256), np.bincount(want.reshape(-1), minlength=256))
+    return np.array_equal(np.sort(got, axis=None), np.sort(want, axis=None))
 
 
 def _find_steps(

@@ -11,7 +11,7 @@ import torch
 
 from mxsim.blocks import ScaleRule
 from mxsim.validate import peers
-from mxsim.validate.cases import Case, arguments, has_sizes_on_device
+from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
 from mxsim.validate.generators import Size, cases_of
 from mxsim.validate.reference import OPS, expected
@@ -109,14 +109,21 @@ def _run(functions: Mapping[str, Candidate], plan: _Plan, report: Report, progre
     if not num_cases:
         raise ValueError(f"validate: no case of {', '.join(functions)} has {plan.text!r} in its name")
     for op, function in functions.items():
+        if not cases[op]:
+            continue
         op_report = OpReport(op)
+        report.ops.append(op_report)
         for case in cases[op]:
             if progress is not None:
                 progress(case, done, num_cases)
-            _run_case(case, function, plan.device, op_report)
+            try:
+                _run_case(case, function, plan.device, op_report)
+            except _DeviceLost as error:
+                message = f"after it the device answers no more, the rest was not run: {_one_line(error)}"
+                op_report.problems.append(CaseProblem(case.name, message))
+                report.seconds = time.perf_counter() - started
+                return report
             done += 1
-        if cases[op]:
-            report.ops.append(op_report)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -128,7 +135,11 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
         return
     start = time.perf_counter()
     inputs = case.inputs()
+    if not _fits(case, inputs, device):
+        report.skipped["the device has too little free memory"] += 1
+        return
     tensors, keywords = arguments(case, inputs, device)
+    copies = [_integers(x).clone() for x in tensors] if case.repeat == 1 else []
     refused = case.bad_input and device.type == "cpu"
     leaves = [] if refused else expected(case.op, inputs, dict(case.options))
     _synchronize(device)
@@ -141,6 +152,7 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
         _synchronize(device)
     except Exception as raised:
         error = raised
+        _raise_if_device_is_lost(device, error)
     returned = time.perf_counter()
     report.seconds += returned - called
 
@@ -150,12 +162,17 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
             report.problems.append(CaseProblem(case.name, f"{came}, needed a ValueError (NUMERICS 10)"))
         return
     if error is not None:
-        message = " ".join(str(error).split())[:300]
-        report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {message}"))
+        report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {_one_line(error)}"))
         return
+    if any(not torch.equal(_integers(x), copy) for x, copy in zip(tensors, copies, strict=False)):
+        report.problems.append(CaseProblem(case.name, "the candidate wrote to its inputs"))
     prefix_only = device.type == "cuda" and has_sizes_on_device(case)
     _add(report, case, compare(case, inputs, leaves, results, prefix_only=prefix_only))
     report.reference_seconds += time.perf_counter() - returned
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _add(report: OpReport, case: Case, comparison: Comparison) -> None:
@@ -171,6 +188,29 @@ def _add(report: OpReport, case: Case, comparison: Comparison) -> None:
             report.mismatches.append(mismatch)
             kept[mismatch.step] += 1
             from_case[mismatch.step] += 1
+
+
+class _DeviceLost(Exception):
+    """A CUDA error after which nothing runs in this process any more."""
+
+
+def _raise_if_device_is_lost(device: torch.device, error: Exception) -> None:
+    try:
+        _synchronize(device)
+    except Exception:
+        raise _DeviceLost(str(error)) from error
+
+
+def _fits(case: Case, inputs: Inputs, device: torch.device) -> bool:
+    """Whether a large case leaves room for results and temporaries."""
+    if case.repeat == 1 or device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return case.repeat * sum(array.nbytes for array in inputs.values()) * 8 < free
+
+
+def _integers(x: torch.Tensor) -> torch.Tensor:
+    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.itemsize])
 
 
 def _signature_problem(function: Candidate, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
