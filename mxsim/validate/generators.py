@@ -390,8 +390,8 @@ def _scalars_fp8_row_to_fp4_row(size: Size) -> Iterator[Case]:
         exponents = _fp8_scale_exponents(size)
         scales = np.repeat(_powers_of_two(exponents), rows.shape[0])
         codes = np.tile(rows, (exponents.size, 1))
-        count = codes.shape[0] // 4
-        return {"codes": codes[: 4 * count].reshape(count, -1), "scales": scales[: 4 * count].reshape(count, 4)}
+        count = -(-codes.shape[0] // 4)
+        return {"codes": np.resize(codes, (count, 4 * _FP8_BLOCK)), "scales": np.resize(scales, (count, 4))}
 
     for rule in _RULES:
         options = {} if rule is ScaleRule.FLOOR else {"scale_rule": rule}
@@ -624,7 +624,7 @@ def _tile_shapes(size: Size) -> Iterator[Case]:
             (640, 640),
         ]
         shapes += [(n, k) for n in (3, 64, 127, 128, 129, 257) for k in (8, 100, 127, 128, 129, 516)]
-    for shape in shapes:
+    for shape in dict.fromkeys(shapes):
         for options in ({}, {"transpose": True}):
             name = f"{' x '.join(map(str, shape))}{', transposed' if options else ''}"
             yield Case("bf16_to_fp8_tile", name, lambda rng, s=shape: {"w": _wild_bf16(rng, *s)}, options)
