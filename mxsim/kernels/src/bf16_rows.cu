@@ -21,6 +21,7 @@ __device__ __forceinline__ uint32_t largest_magnitudes(const Bf16x16& x) {
 
 struct Bf16ToFp8 {
   static constexpr int kWarpRows = 4;
+  static constexpr bool kEveryRow = false;
   using Data = Bf16x16;
   __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) { return load_bf16x16(p, element); }
   __device__ __forceinline__ static uint32_t convert(const Params&, const Data& x, int64_t, bool, uint4& codes) {
@@ -40,6 +41,7 @@ struct Bf16ToFp8 {
 // By way of the MXFP4 codes, which are stored too.
 struct Bf16ToFp4AndFp8 {
   static constexpr int kWarpRows = 4;
+  static constexpr bool kEveryRow = true;
   using Data = Bf16x16;
   __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) { return load_bf16x16(p, element); }
   __device__ __forceinline__ static uint32_t convert(const Params& p, const Data& x, int64_t element, bool present, uint4& codes) {

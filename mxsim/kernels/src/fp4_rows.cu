@@ -11,6 +11,7 @@ namespace mxsim {
 template <int kRows>
 struct Fp4ToFp8 {
   static constexpr int kWarpRows = kRows;
+  static constexpr bool kEveryRow = false;
   struct Data {
     uint2 nibbles;
     uint32_t four_codes;  // scale codes of the 128-block

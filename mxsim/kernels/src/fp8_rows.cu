@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) fp8_row_to_fp4_row(co
 // Codes and scales as they are.
 struct Fp8Copy {
   static constexpr int kWarpRows = 4;
+  static constexpr bool kEveryRow = false;
   struct Data {
     uint4 codes;
     uint32_t scale;

@@ -1,8 +1,8 @@
 // Computes: every conversion of mxsim.kernels for CPU tensors; host.py calls these functions through ctypes.
 // Contract: bit-equal to mxsim.blocks (the function of the same name, or quantize), group by group in the ragged forms.
 // Work split: threads over rows, or over tiles of 128 rows by 64 or 128 columns.
-// Strides count elements. group_sizes = null: the dense form. What can refuse a scale returns the row-major index of the
-// first one that is neither a power of two nor NaN, and -1 when it has done its work.
+// Strides count elements. group_sizes = null: the dense form. What can refuse a scale returns the row-major index of
+// the first one that is neither a power of two nor NaN, and -1 when it has done its work.
 #include "host/blocks.hpp"
 #include "host/columns.hpp"
 #include "host/groups.hpp"
@@ -21,7 +21,9 @@ struct ConstScaleMatrix {
   const uint32_t* at;
   int64_t row_stride;
   int64_t block_stride;
-  uint32_t bits(int64_t row, int64_t block) const { return load<uint32_t>(at + row * row_stride + block * block_stride); }
+  uint32_t bits(int64_t row, int64_t block) const {
+    return load<uint32_t>(at + row * row_stride + block * block_stride);
+  }
 };
 
 int64_t first_refused_scale(const ConstScaleMatrix& scales, int64_t rows, int64_t blocks) {
@@ -94,14 +96,14 @@ void quantize_fp4_rows(const void* x, int64_t rows, int64_t cols, ScaleRule rule
 void convert_fp4_row(const uint8_t* codes, const uint8_t* scales, int64_t cols, int headroom, uint8_t* out_codes,
                      uint32_t* out_scales, int64_t scale_stride) {
   for (int64_t b = 0; b < cols / kFp8Block; ++b) {
-    out_scales[b * scale_stride] = convert_fp4_to_fp8_block(codes + b * (kFp8Block / 2), scales + 4 * b, headroom,
-                                                            out_codes + b * kFp8Block);
+    out_scales[b * scale_stride] =
+        convert_fp4_to_fp8_block(codes + b * (kFp8Block / 2), scales + 4 * b, headroom, out_codes + b * kFp8Block);
   }
 }
 
 // ------------------------------------------------------------------------------------------------- columns
-// FP8 columns, dense or ragged: convert(first row, rows, first column, codes, their stride, scales) for each tile of up to
-// 128 rows by kCols columns.
+// FP8 columns, dense or ragged: convert(first row, rows, first column, codes, their stride, scales) for each tile of up
+// to 128 rows by kCols columns.
 template <int kCols, typename Convert>
 void for_each_column_tile(uint8_t* codes, uint32_t* scales, int64_t cols, const Groups& groups, int num_threads,
                           const Convert& convert) {
@@ -129,14 +131,16 @@ extern "C" {
 
 void mxsim_to_fp4_row(const void* x, int source, int64_t rows, int64_t cols, int rule, uint8_t* codes, uint8_t* scales,
                       int num_threads) {
-  const auto quantize = source == 0 ? quantize_fp4_rows<BF16> : source == 1 ? quantize_fp4_rows<FP16> : quantize_fp4_rows<FP32>;
+  const auto quantize = source == 0   ? quantize_fp4_rows<BF16>
+                        : source == 1 ? quantize_fp4_rows<FP16>
+                                      : quantize_fp4_rows<FP32>;
   quantize(x, rows, cols, ScaleRule(rule), codes, scales, num_threads);
 }
 
 void mxsim_fp4_row_to_fp8_row(const uint8_t* codes, const uint8_t* scales, int64_t rows, int64_t cols, int headroom,
-                              uint8_t* out_codes, uint32_t* out_scales, int64_t out_row_stride, int64_t out_block_stride,
-                              const int64_t* group_sizes, int64_t num_groups, int64_t row_multiple, int64_t* padded_sizes,
-                              int num_threads) {
+                              uint8_t* out_codes, uint32_t* out_scales, int64_t out_row_stride,
+                              int64_t out_block_stride, const int64_t* group_sizes, int64_t num_groups,
+                              int64_t row_multiple, int64_t* padded_sizes, int num_threads) {
   const Groups groups(group_sizes, num_groups, rows, row_multiple, padded_sizes);
   const RowOutput out{out_codes, {out_scales, out_row_stride, out_block_stride}, cols, group_sizes != nullptr};
   for_each_row(out, groups, num_threads, [&](int64_t row, uint8_t* row_codes, uint32_t* row_scales, int64_t stride) {
@@ -183,8 +187,9 @@ int64_t mxsim_fp8_row_to_fp4_row(const uint8_t* codes, const uint32_t* scales, i
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t b = 0; b < 4 * blocks; ++b) {
         const int64_t block = row * 4 * blocks + b;
-        out_scales[block] = convert_fp8_to_fp4_block(codes + block * kFp4Block, unpack_fp8_scale(in_scales.bits(row, b / 4)),
-                                                     ScaleRule(rule), out_codes + block * (kFp4Block / 2));
+        out_scales[block] =
+            convert_fp8_to_fp4_block(codes + block * kFp4Block, unpack_fp8_scale(in_scales.bits(row, b / 4)),
+                                     ScaleRule(rule), out_codes + block * (kFp4Block / 2));
       }
     }
   });
@@ -193,8 +198,8 @@ int64_t mxsim_fp8_row_to_fp4_row(const uint8_t* codes, const uint32_t* scales, i
 
 void mxsim_fp8_row_to_ragged(const uint8_t* codes, const uint32_t* scales, int64_t row_stride, int64_t block_stride,
                              int64_t rows, int64_t cols, uint8_t* out_codes, uint32_t* out_scales,
-                             const int64_t* group_sizes, int64_t num_groups, int64_t row_multiple, int64_t* padded_sizes,
-                             int num_threads) {
+                             const int64_t* group_sizes, int64_t num_groups, int64_t row_multiple,
+                             int64_t* padded_sizes, int num_threads) {
   const ConstScaleMatrix in_scales{scales, row_stride, block_stride};
   const Groups groups(group_sizes, num_groups, rows, row_multiple, padded_sizes);
   const RowOutput out{out_codes, {out_scales, 0, 0}, cols, true};
@@ -240,8 +245,8 @@ void mxsim_to_fp8_col(const uint16_t* x, int64_t rows, int64_t cols, uint8_t* ou
   for_each_column_tile<kTileCols>(
       out_codes, out_scales, cols, groups, num_threads,
       [&](int64_t row, int num_rows, int64_t column, uint8_t* out, int64_t out_stride, uint32_t* column_scales) {
-        quantize_fp8_columns(x + row * cols + column, cols, num_rows, int(std::min<int64_t>(cols - column, kTileCols)), out,
-                             out_stride, column_scales);
+        quantize_fp8_columns(x + row * cols + column, cols, num_rows, int(std::min<int64_t>(cols - column, kTileCols)),
+                             out, out_stride, column_scales);
       });
 }
 
@@ -251,19 +256,20 @@ void mxsim_to_fp8_tile(const uint16_t* w, int64_t num_matrices, int64_t rows, in
                        int64_t col_stride, int num_threads) {
   const int64_t tile_rows = ceil_div(rows, kTileRows), tile_cols = ceil_div(cols, kFp8Block);
   if (transpose) std::swap(row_stride, col_stride);
-  parallel_for(num_matrices * tile_rows * tile_cols, kTileRows * kFp8Block, num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t batch = i / (tile_rows * tile_cols), tile = i % (tile_rows * tile_cols);
-      const int64_t tile_row = tile / tile_cols, tile_col = tile % tile_cols;
-      const int64_t row = tile_row * kTileRows, col = tile_col * kFp8Block;
-      const int64_t matrix = batch * rows * cols;
-      const int64_t out_stride = transpose ? rows : cols;
-      out_scales[batch * batch_stride + tile_row * row_stride + tile_col * col_stride] = quantize_fp8_tile(
-          w + matrix + row * cols + col, cols, int(std::min<int64_t>(rows - row, kTileRows)),
-          int(std::min<int64_t>(cols - col, kFp8Block)), transpose != 0,
-          out_codes + matrix + (transpose ? col * rows + row : row * cols + col), out_stride);
-    }
-  });
+  parallel_for(
+      num_matrices * tile_rows * tile_cols, kTileRows * kFp8Block, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t batch = i / (tile_rows * tile_cols), tile = i % (tile_rows * tile_cols);
+          const int64_t tile_row = tile / tile_cols, tile_col = tile % tile_cols;
+          const int64_t row = tile_row * kTileRows, col = tile_col * kFp8Block;
+          const int64_t matrix = batch * rows * cols;
+          const int64_t out_stride = transpose ? rows : cols;
+          out_scales[batch * batch_stride + tile_row * row_stride + tile_col * col_stride] =
+              quantize_fp8_tile(w + matrix + row * cols + col, cols, int(std::min<int64_t>(rows - row, kTileRows)),
+                                int(std::min<int64_t>(cols - col, kFp8Block)), transpose != 0,
+                                out_codes + matrix + (transpose ? col * rows + row : row * cols + col), out_stride);
+        }
+      });
 }
 
 void mxsim_fp4_to_bf16(const uint8_t* codes, const uint8_t* scales, int64_t rows, int64_t cols, uint16_t* out,

@@ -180,16 +180,18 @@ struct Expert {
   int64_t padded;        // size rounded up
 };
 
-// Run through the experts 32 at a time, a lane each, in one warp; `visit(expert, lanes)` sees this lane's expert (empty
-// past the last) and says whether to stop, alike in all lanes. Sizes are clamped in order to the rows there are.
-template <typename Visit>
+// Run through the experts 32 at a time, a lane each, in one warp; `visit(expert, begin, end)` sees this lane's expert
+// (empty past the last) and the padded rows that these 32 span, and says whether to stop, alike in all lanes. Sizes are
+// clamped in order to the rows there are. kWithRest: rows that belong to no expert come last, unpadded.
+template <bool kWithRest = false, typename Visit>
 __device__ __forceinline__ void for_experts(const Params& p, int multiple, Visit visit) {
   const int lane = threadIdx.x % kWarpSize;
   const bool writes_sizes = p.padded_sizes != nullptr && (blockIdx.x | blockIdx.y | blockIdx.z) == 0;
   int64_t rows_before = 0, padded_before = 0;
-  for (int first = 0; first < p.num_groups; first += kWarpSize) {
+  for (int first = 0; first < p.num_groups + (kWithRest ? 1 : 0); first += kWarpSize) {
     const int e = first + lane;
-    int64_t size = e < p.num_groups ? p.group_sizes[e] : 0;
+    const bool is_rest = kWithRest && e == p.num_groups;
+    int64_t size = e < p.num_groups ? p.group_sizes[e] : (is_rest ? p.rows : 0);
     size = size < 0 ? 0 : (size > p.rows ? p.rows : size);
     int64_t rows_to_here = size;
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -201,7 +203,7 @@ __device__ __forceinline__ void for_experts(const Params& p, int multiple, Visit
     Expert expert;
     expert.first_row = start < p.rows ? start : p.rows;
     expert.size = (end < p.rows ? end : p.rows) - expert.first_row;
-    expert.padded = round_up(expert.size, multiple);
+    expert.padded = is_rest ? expert.size : round_up(expert.size, multiple);
     int64_t padded_to_here = expert.padded;
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
       const int64_t before = __shfl_up_sync(kAllLanes, padded_to_here, offset);

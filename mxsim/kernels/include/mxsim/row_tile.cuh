@@ -33,11 +33,11 @@ __device__ __forceinline__ int64_t tile_first_row(int tile_rows) {
 }
 
 // Fill `found` for output rows first_row ..; one warp. An expert's scales are a chunk [K/128, padded rows] of their own.
-template <int kTileRows>
+template <bool kWithRest, int kTileRows>
 __device__ __forceinline__ void locate_rows(const Params& p, int64_t first_row, RaggedRows<kTileRows>& found) {
   const int lane = threadIdx.x % kWarpSize;
   for (int r = lane; r < kTileRows; r += kWarpSize) found.rows[r] = {kAbsent, 0, 0};
-  for_experts(p, p.row_multiple, [&](const Expert& expert, int64_t begin, int64_t end) {
+  for_experts<kWithRest>(p, p.row_multiple, [&](const Expert& expert, int64_t begin, int64_t end) {
     if (begin < first_row + kTileRows && end > first_row) {
       found.experts[lane] = expert;
       __syncwarp();
@@ -71,6 +71,7 @@ struct RowsOf<true, kTileRows> {
 
 // What Op does to one lane's elements of one row:
 //   kWarpRows                        rows a warp: as many loads in flight
+//   kEveryRow                        whether rows of no expert are converted, too (past the last chunk)
 //   Data                             what it loads
 //   load(p, row, element) -> Data    row: input row; element: index of the lane's first element in the input
 //   convert(p, data, element, present, codes) -> binary32 bits of the 128-block's scale; all lanes of the warp call it
@@ -86,7 +87,7 @@ __device__ __forceinline__ void convert_rows(const Params& p, void* out_codes, v
   const int64_t column = first_col + kLaneElements * lane;
   const int rows_left = column < p.cols ? int(min(p.rows - first_row, int64_t(kTileRows))) : 0;  // dense
   if constexpr (kRagged) {
-    if (warp == 0) locate_rows(p, first_row, ragged);
+    if (warp == 0) locate_rows<Op::kEveryRow>(p, first_row, ragged);
     __syncthreads();
   }
 

@@ -34,7 +34,8 @@ uint32_t fp4_scale_code(uint32_t amax, ScaleRule rule) {
 
 // Packed codes of 32 elements; returns the scale code.
 template <typename Source>
-inline __attribute__((always_inline)) uint8_t quantize_fp4_block(const BitsOf<Source>* x, ScaleRule rule, const Thresholds<Source>& thresholds, uint8_t* out) {
+inline __attribute__((always_inline)) uint8_t quantize_fp4_block(const BitsOf<Source>* x, ScaleRule rule,
+                                                                 const Thresholds<Source>& thresholds, uint8_t* out) {
   using Bits = BitsOf<Source>;
   using Signed = typename Thresholds<Source>::Bits;
   Signed magnitude[kFp4Block];
@@ -77,8 +78,9 @@ constexpr int16_t largest_fp8_below(uint32_t code) {
   }
   return int16_t(int(low) - kFp8Rebias);
 }
-constexpr int16_t kFp8Below[8] = {largest_fp8_below(1), largest_fp8_below(2), largest_fp8_below(3), largest_fp8_below(4),
-                                  largest_fp8_below(5), largest_fp8_below(6), largest_fp8_below(7), largest_fp8_below(8)};
+constexpr int16_t kFp8Below[8] = {largest_fp8_below(1), largest_fp8_below(2), largest_fp8_below(3),
+                                  largest_fp8_below(4), largest_fp8_below(5), largest_fp8_below(6),
+                                  largest_fp8_below(7), largest_fp8_below(8)};
 
 // Subnormal bfloat16 inputs do not follow their bits: from this X on all of them underflow, and do in this form too.
 constexpr int kMinFastExponent = -116;
@@ -94,7 +96,9 @@ inline uint16_t fp8_code(uint16_t x, int16_t offset) {
   return uint16_t(std::max(normal, subnormal) | ((x & BF16::sign_mask) >> 8));
 }
 
-inline int16_t fp8_offset(int scale_exponent) { return int16_t(scale_exponent * (1 << BF16::mantissa_bits) + kFp8Rebias); }
+inline int16_t fp8_offset(int scale_exponent) {
+  return int16_t(scale_exponent * (1 << BF16::mantissa_bits) + kFp8Rebias);
+}
 
 // NUMERICS 7.1: amax = 0 gives scale 1. amax is finite.
 inline int fp8_scale_exponent_of(uint32_t amax) {

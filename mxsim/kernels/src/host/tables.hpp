@@ -44,7 +44,8 @@ const Thresholds<Source>& thresholds() {
 }
 
 // ------------------------------------------------------------------------------------------- codes -> codes
-// rescale<Source, Target>(code, shift) for every shift that matters: below kMin all underflows, above kMax all saturates.
+// rescale<Source, Target>(code, shift) for every shift that matters: below kMin all underflows, above kMax all
+// saturates.
 template <typename Source, typename Target, int kMin, int kMax, typename Entry, typename Fill>
 struct ShiftTable {
   std::vector<std::array<Entry, 256>> rows;
@@ -99,7 +100,7 @@ struct Bf16Values {
     const int leading = floor_log2(x.significand);
     const int exponent = x.exponent + leading + scale_code - kE8M0Bias;
     if (exponent > 127) return sign | BF16::inf_code;
-    const uint32_t significand = x.significand << (BF16::mantissa_bits - leading);  // 1.f, the implicit bit at bit 7
+    const uint32_t significand = x.significand << (BF16::mantissa_bits - leading);    // 1.f, the implicit bit at bit 7
     if (exponent < BF16::emin) return sign | significand >> (BF16::emin - exponent);  // at most 2 bits, both kept
     return sign | ((significand & 0x7Fu) + (uint32_t(exponent + BF16::bias) << BF16::mantissa_bits));
   }
