@@ -169,20 +169,38 @@ def test_the_home_and_the_cache_home(places, monkeypatch):
     assert build.cached("thing", ".bin", [b"a"], Maker()).parent == places / "xdg/mxsim"
 
 
-def not_writable(places: Path, how: str) -> Path:
-    if how == "below a file":
-        (places / "file").write_bytes(b"")
-        return places / "file" / "cache"
-    if os.getuid() == 0:
-        pytest.skip("root writes everywhere")
-    folder = places / "read-only"
-    folder.mkdir(mode=0o500)
-    return folder if how == "read-only" else folder / "cache"
+def not_writable(places: Path) -> str:
+    """A folder that even root cannot make."""
+    (places / "file").write_bytes(b"")
+    return str(places / "file" / "cache")
 
 
-@pytest.mark.parametrize("how", ["below a file", "read-only", "below a read-only folder"])
-def test_a_folder_that_cannot_be_written_gives_way_to_a_temporary_one(places, monkeypatch, how):
-    monkeypatch.setenv("MXSIM_CACHE_DIR", str(not_writable(places, how)))
+def test_a_read_only_home_gives_way_to_a_temporary_folder():
+    nobody = 65534
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        home, temporary = Path(name) / "home", Path(name) / "tmp"
+        home.mkdir()
+        temporary.mkdir()
+        Path(name).chmod(0o755)
+        home.chmod(0o555)
+        temporary.chmod(0o777)
+        done = run(
+            f"if os.getuid() == 0: os.setgroups([]); os.setgid({nobody}); os.setuid({nobody})\n"
+            "del os.environ['MXSIM_CACHE_DIR']\n"
+            "print(build.cached('thing', '.bin', [b'a'], lambda path: path.write_bytes(b'artefact')))",
+            HOME=str(home),
+            TMPDIR=str(temporary),
+        )
+        assert done.returncode == 0, done.stderr
+        path = Path(done.stdout.strip())
+        assert path.parent == temporary / f"mxsim-{os.getuid() or nobody}"
+        assert path.read_bytes() == b"artefact"
+        assert list(home.iterdir()) == []
+        home.chmod(0o755)
+
+
+def test_a_folder_that_cannot_be_made_gives_way_to_a_temporary_one(places, monkeypatch):
+    monkeypatch.setenv("MXSIM_CACHE_DIR", not_writable(places))
     make = Maker()
     path = build.cached("thing", ".bin", [b"a"], make)
     assert path.parent == places / "tmp" / f"mxsim-{os.getuid()}"
@@ -198,7 +216,7 @@ def test_a_read_only_folder_that_holds_the_artefact_serves(places, monkeypatch):
 
 
 def test_a_temporary_folder_that_others_can_write_is_not_trusted(places, monkeypatch):
-    monkeypatch.setenv("MXSIM_CACHE_DIR", str(not_writable(places, "below a file")))
+    monkeypatch.setenv("MXSIM_CACHE_DIR", not_writable(places))
     shared = places / "tmp" / f"mxsim-{os.getuid()}"
     shared.mkdir()
     shared.chmod(0o777)
@@ -212,7 +230,7 @@ def test_a_temporary_folder_that_others_can_write_is_not_trusted(places, monkeyp
 
 
 def test_no_folder_at_all_is_an_error(places, monkeypatch):
-    monkeypatch.setenv("MXSIM_CACHE_DIR", str(not_writable(places, "below a file")))
+    monkeypatch.setenv("MXSIM_CACHE_DIR", not_writable(places))
     monkeypatch.setattr(build, "_is_private", lambda folder: False)
     monkeypatch.setattr(build, "_process_folder", lambda: places / "file")
     with pytest.raises(OSError, match="no folder for compiled kernels can be written"):
