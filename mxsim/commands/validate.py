@@ -35,10 +35,9 @@ def validate(request: Request, *, as_json: bool, console: Console, progress_cons
         BadInput: if something in the request cannot be used.
     """
     try:
-        import torch
-
         from mxsim.validate import run, run_peer
         from mxsim.validate.report import differences
+        from mxsim.validate.runner import default_device
     except ImportError as error:
         raise BadInput(f"validate needs torch ({error}); install mxsim[train] or torch") from error
 
@@ -48,7 +47,7 @@ def validate(request: Request, *, as_json: bool, console: Console, progress_cons
         raise BadInput("--candidate is one function and needs one --op NAME")
     function = None if request.candidate is None else _candidate(request.candidate)
     ops = list(dict.fromkeys(request.ops)) or "all"
-    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = request.device or default_device()
     size = "quick" if request.is_quick else "full"
     with _progress(progress_console) as progress:
         try:

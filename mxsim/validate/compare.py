@@ -82,7 +82,9 @@ class Comparison:
     problems: list[str] = field(default_factory=list)
 
 
-def compare(case: Case, inputs: Inputs, leaves: Sequence[Leaf], results: Any, *, prefix_only: bool) -> Comparison:
+def compare(
+    case: Case, inputs: Inputs, leaves: Sequence[Leaf], results: Any, device: torch.device, *, prefix_only: bool
+) -> Comparison:
     """Compare what a candidate returned with the leaves.
 
     prefix_only: results may be longer along their first axis, with unspecified bytes at the end.
@@ -103,6 +105,8 @@ def compare(case: Case, inputs: Inputs, leaves: Sequence[Leaf], results: Any, *,
     bits = {}
     for leaf, tensor in zip(leaves, tensors, strict=True):
         checked = _checked(leaf, tensor, case.repeat, prefix_only)
+        if tensor.device.type != device.type:
+            checked = f"is on {tensor.device}, needed {device}"
         if isinstance(checked, str):
             comparison.problems.append(f"{leaf.name}: {checked}")
             _count_all(comparison, [leaf], case)

@@ -77,14 +77,19 @@ def run_peer(
     return _run(functions, plan, report, progress)
 
 
-def check(fn: Candidate, op: str, *, device: str | torch.device = "cpu", size: str = "full") -> Report:
-    """`run` for anybody's implementation of one op.
+def check(fn: Candidate, op: str, *, device: str | torch.device | None = None, size: str = "full") -> Report:
+    """`run` for anybody's implementation of one op; device None is CUDA where there is a device, else the CPU.
 
-    >>> from mxsim import kernels, validate                                             # doctest: +SKIP
-    >>> validate.check(my_function, op="bf16_to_fp4_row").ok                            # doctest: +SKIP
+    >>> from mxsim import kernels, validate
+    >>> validate.check(kernels.fp4_to_bf16, op="fp4_to_bf16", device="cpu", size="quick").ok
     True
     """
-    return run(op, device, fn, size)
+    return run(op, device or default_device(), fn, size)
+
+
+def default_device() -> str:
+    """cuda where there is a device, else cpu."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
     if any(not torch.equal(_integers(x), copy) for x, copy in zip(tensors, copies, strict=False)):
         report.problems.append(CaseProblem(case.name, "the candidate wrote to its inputs"))
     prefix_only = device.type == "cuda" and has_sizes_on_device(case)
-    _add(report, case, compare(case, inputs, leaves, results, prefix_only=prefix_only))
+    _add(report, case, compare(case, inputs, leaves, results, device, prefix_only=prefix_only))
     report.reference_seconds += time.perf_counter() - returned
 
 
