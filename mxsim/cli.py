@@ -211,6 +211,8 @@ def main() -> None:
         _print_error("interrupted")
         sys.exit(INTERRUPTED_STATUS)
     except OSError as error:
+        if error.filename is not None:
+            raise
         _print_error(f"cannot write to standard output: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at exit
         sys.exit(1)

@@ -274,7 +274,7 @@ def _print_blocks(console: Console, x: float, maxima: Sequence[BlockMaximum]) ->
         Column("error"),
         Column("element", is_optional=True),
     ]
-    title = f"A block (for NVFP4: a tensor) whose largest magnitude is that of x = {short_text(x, 14)}"
+    title = f"A block (NVFP4: a tensor) with largest element x = {short_text(x, 14)}"
     print_table(console, title, columns, rows)
 
 
