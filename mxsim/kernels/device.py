@@ -6,6 +6,7 @@ checked and allocated by `ops`; inputs are contiguous, except the scales of FP8 
 
 import ctypes
 import struct
+import sys
 import threading
 from functools import cache
 from typing import Any
@@ -236,7 +237,7 @@ def _launch(
     *,
     out: tuple[Tensor, Tensor | None],
     shape: Any = None,
-    out_fp8: tuple[Tensor, Tensor] | None = None,
+    out_fp8: tuple[Tensor | None, Tensor | None] = (None, None),
     groups: tuple[Tensor | None, Tensor | None, int] = (None, None, 1),
     rule: int = 0,
     headroom: int = 0,
@@ -246,32 +247,37 @@ def _launch(
         if padded_sizes is not None:
             padded_sizes.zero_()
         return
-    codes = _aligned(codes, 16)
+    in_pointer, index = codes.data_ptr(), codes.get_device()
+    if in_pointer % 16:  # the widest load
+        codes = codes.clone()
+        in_pointer = codes.data_ptr()
+    scales_pointer, scales_strides = 0, (0, 0)
     if scales is not None:
-        scales = _aligned(scales, 4)
-    index = codes.device.index
-    rows, columns = codes.shape if shape is None else shape
-    main_scales = out[1] if out_fp8 is None else out_fp8[1]
+        scales = scales if scales.data_ptr() % 4 == 0 else scales.clone()
+        scales_pointer, scales_strides = scales.data_ptr(), scales.stride()
+    out_pointers = [0 if tensor is None else tensor.data_ptr() for tensor in (*out, *out_fp8)]
     # A dense matrix of scales goes by its strides, [batch,] rows, columns; a ragged one is flat and needs none.
-    strides = (0, 0, 0) if main_scales is None or main_scales.dim() == 1 else (0, *main_scales.stride())[-3:]
-    arguments = _arguments()
+    main_scales = out_fp8[1] if out_fp8[1] is not None else out[1]
+    batch = row = column = 0
+    if main_scales is not None and main_scales.dim() > 1:
+        *leading, row, column = main_scales.stride()
+        batch = leading[0] if leading else 0
+    rows, columns = codes.shape if shape is None else shape
+    arguments = _thread_arguments
     _PARAMS.pack_into(
         arguments.buffer,
         0,
-        codes.data_ptr(),
-        0 if scales is None else scales.data_ptr(),
-        out[0].data_ptr(),
-        0 if out[1] is None else out[1].data_ptr(),
-        0 if out_fp8 is None else out_fp8[0].data_ptr(),
-        0 if out_fp8 is None else out_fp8[1].data_ptr(),
+        in_pointer,
+        scales_pointer,
+        *out_pointers,
         0 if group_sizes is None else group_sizes.data_ptr(),
         0 if padded_sizes is None else padded_sizes.data_ptr(),
         rows,
         columns,
-        *((0, 0) if scales is None else scales.stride()),
-        strides[1],
-        strides[2],
-        strides[0],
+        *scales_strides,
+        row,
+        column,
+        batch,
         0 if group_sizes is None else group_sizes.shape[0],
         row_multiple,
         rule,
@@ -283,10 +289,6 @@ def _launch(
     else:
         with torch.cuda.device(index):
             _enqueue(handle, grid, index, arguments)
-
-
-def _aligned(x: Tensor, num_bytes: int) -> Tensor:
-    return x if x.data_ptr() % num_bytes == 0 else x.clone()
 
 
 class _Arguments(threading.local):
@@ -301,28 +303,27 @@ class _Arguments(threading.local):
 _thread_arguments = _Arguments()
 
 
-def _arguments() -> _Arguments:
-    return _thread_arguments
-
-
 def _enqueue(handle: int, grid: _Grid, index: int, arguments: _Arguments) -> None:
-    driver = _driver()
+    launch = _launch_function()
     stream = torch._C._cuda_getCurrentRawStream(index)
-    (status,) = driver.cuLaunchKernel(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, 0)
+    status = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, None)
     if status == _CUDA_ERROR_INVALID_CONTEXT:  # a thread that torch has not touched yet
         torch.cuda.set_device(index)
         torch.cuda.current_stream(index).query()
-        (status,) = driver.cuLaunchKernel(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, 0)
+        status = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, None)
     if status != 0:
-        raise RuntimeError(f"mxsim.kernels: launching on cuda:{index} failed with {status!r}")
+        raise RuntimeError(f"mxsim.kernels: launching on cuda:{index} failed with CUDA error {status}")
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
 @cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
+def _launch_function() -> Any:
+    """cuLaunchKernel by ctypes: the bindings' own wrapper takes twice as long."""
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    launch = driver.cuLaunchKernel
+    launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    launch.restype = ctypes.c_int
+    return launch
 
 
 @cache
