@@ -20,23 +20,16 @@ sizes that are negative or do not sum to the rows (ValueError).
 `check=True` reads the device back (not under graph capture) and raises the ValueErrors that CPU tensors always get.
 """
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mxsim.blocks import ScaleRule
-from mxsim.kernels import host
+from mxsim.kernels import operators
 from mxsim.kernels.arguments import (
-    BF16,
-    FLOATS,
-    FP4_CODES,
-    FP8_CODES,
+    FP32_SCALES,
     check_group_sizes,
     check_group_sizes_tensor,
     check_headroom,
@@ -44,37 +37,15 @@ from mxsim.kernels.arguments import (
     check_row_multiple,
     check_tensor,
     first_not_a_power_of_two,
-    fp4_scales_of,
-    fp8_scales_of,
-    matrices_of,
     raise_not_a_power_of_two,
-    rows_of,
     rule_number,
     split_group_sizes,
 )
-from mxsim.kernels.layouts import (
-    DEFAULT_ROW_MULTIPLE,
-    FP4_BLOCK,
-    FP8_BLOCK,
-    Fp4Rows,
-    Fp8Cols,
-    Fp8Rows,
-    Fp8Tiles,
-    ceil_div,
-    empty_fp4_rows,
-    empty_fp8_cols,
-    empty_fp8_rows,
-    empty_fp8_tiles,
-    empty_ragged_fp8_cols,
-    empty_ragged_fp8_rows,
-    max_column_blocks,
-    max_row_units,
-)
+from mxsim.kernels.layouts import DEFAULT_ROW_MULTIPLE, Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles
 
 GroupSizes: TypeAlias = Sequence[int] | Tensor
 
 
-# ------------------------------------------------------------------------------------------------- public functions
 def bf16_to_fp4_row(x: Tensor, *, scale_rule: ScaleRule | None = None) -> Fp4Rows:
     """`quantize(x, MXFP4, scale_rule=scale_rule)`: E2M1(x / 2**X) along the last axis, X from each 32 elements' amax.
 
@@ -89,7 +60,7 @@ def bf16_to_fp4_row(x: Tensor, *, scale_rule: ScaleRule | None = None) -> Fp4Row
     """
     op = "bf16_to_fp4_row"
     check_tensor(op, "x", x)
-    return Fp4Rows(*_bf16_to_fp4_row(x, rule_number(op, scale_rule)))
+    return Fp4Rows(*operators.bf16_to_fp4_row(x, rule_number(op, scale_rule)))
 
 
 def fp8_row_to_fp4_row(
@@ -111,7 +82,7 @@ def fp8_row_to_fp4_row(
     check_tensor(op, "scales", scales)
     if check:
         _check_scales(op, scales)
-    return Fp4Rows(*_fp8_row_to_fp4_row(codes, scales, rule_number(op, scale_rule)))
+    return Fp4Rows(*operators.fp8_row_to_fp4_row(codes, scales, rule_number(op, scale_rule)))
 
 
 def fp4_row_to_fp8_row(
@@ -140,12 +111,12 @@ def fp4_row_to_fp8_row(
     check_tensor(op, "scales", scales)
     check_headroom(op, headroom)
     if group_sizes is None:
-        return Fp8Rows(*_fp4_row_to_fp8_row(codes, scales, headroom))
+        return Fp8Rows(*operators.fp4_row_to_fp8_row(codes, scales, headroom))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Rows(*_fp4_row_to_fp8_row_ragged(codes, scales, headroom, sizes, host_sizes, row_multiple))
+    return Fp8Rows(*operators.fp4_row_to_fp8_row_ragged(codes, scales, headroom, sizes, host_sizes, row_multiple))
 
 
 def fp4_row_to_fp8_col(
@@ -171,11 +142,11 @@ def fp4_row_to_fp8_col(
     check_tensor(op, "scales", scales)
     check_headroom(op, headroom)
     if group_sizes is None:
-        return Fp8Cols(*_fp4_row_to_fp8_col(codes, scales, headroom))
+        return Fp8Cols(*operators.fp4_row_to_fp8_col(codes, scales, headroom))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Cols(*_fp4_row_to_fp8_col_ragged(codes, scales, headroom, sizes, host_sizes))
+    return Fp8Cols(*operators.fp4_row_to_fp8_col_ragged(codes, scales, headroom, sizes, host_sizes))
 
 
 def fp8_row_to_fp8_col(
@@ -198,11 +169,11 @@ def fp8_row_to_fp8_col(
     if check:
         _check_scales(op, scales)
     if group_sizes is None:
-        return Fp8Cols(*_fp8_row_to_fp8_col(codes, scales))
+        return Fp8Cols(*operators.fp8_row_to_fp8_col(codes, scales))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Cols(*_fp8_row_to_fp8_col_ragged(codes, scales, sizes, host_sizes))
+    return Fp8Cols(*operators.fp8_row_to_fp8_col_ragged(codes, scales, sizes, host_sizes))
 
 
 def fp8_row_to_ragged(
@@ -230,7 +201,7 @@ def fp8_row_to_ragged(
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Rows(*_fp8_row_to_ragged(codes, scales, sizes, host_sizes, row_multiple))
+    return Fp8Rows(*operators.fp8_row_to_ragged(codes, scales, sizes, host_sizes, row_multiple))
 
 
 def bf16_to_fp8_row(
@@ -252,12 +223,12 @@ def bf16_to_fp8_row(
     op = "bf16_to_fp8_row"
     check_tensor(op, "x", x)
     if group_sizes is None:
-        return Fp8Rows(*_bf16_to_fp8_row(x))
+        return Fp8Rows(*operators.bf16_to_fp8_row(x))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "x", x)
-    return Fp8Rows(*_bf16_to_fp8_row_ragged(x, sizes, host_sizes, row_multiple))
+    return Fp8Rows(*operators.bf16_to_fp8_row_ragged(x, sizes, host_sizes, row_multiple))
 
 
 def bf16_to_fp8_col(x: Tensor, *, group_sizes: GroupSizes | None = None, check: bool = False) -> Fp8Cols:
@@ -271,11 +242,11 @@ def bf16_to_fp8_col(x: Tensor, *, group_sizes: GroupSizes | None = None, check: 
     op = "bf16_to_fp8_col"
     check_tensor(op, "x", x)
     if group_sizes is None:
-        return Fp8Cols(*_bf16_to_fp8_col(x))
+        return Fp8Cols(*operators.bf16_to_fp8_col(x))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     if check:
         _check_sizes(op, sizes, "x", x)
-    return Fp8Cols(*_bf16_to_fp8_col_ragged(x, sizes, host_sizes))
+    return Fp8Cols(*operators.bf16_to_fp8_col_ragged(x, sizes, host_sizes))
 
 
 def bf16_to_fp8_tile(w: Tensor, *, transpose: bool = False) -> Fp8Tiles:
@@ -290,7 +261,7 @@ def bf16_to_fp8_tile(w: Tensor, *, transpose: bool = False) -> Fp8Tiles:
     Source: NUMERICS 7 and 8.
     """
     check_tensor("bf16_to_fp8_tile", "w", w)
-    return Fp8Tiles(*_bf16_to_fp8_tile(w, bool(transpose)))
+    return Fp8Tiles(*operators.bf16_to_fp8_tile(w, bool(transpose)))
 
 
 def bf16_to_fp4_and_fp8_row(
@@ -314,13 +285,15 @@ def bf16_to_fp4_and_fp8_row(
     check_headroom(op, headroom)
     rule = rule_number(op, scale_rule)
     if group_sizes is None:
-        fp4_codes, fp4_scales, *fp8 = _bf16_to_fp4_and_fp8_row(x, rule, headroom)
+        fp4_codes, fp4_scales, *fp8 = operators.bf16_to_fp4_and_fp8_row(x, rule, headroom)
         return Fp4Rows(fp4_codes, fp4_scales), Fp8Rows(*fp8)
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "x", x)
-    fp4_codes, fp4_scales, *fp8 = _bf16_to_fp4_and_fp8_row_ragged(x, rule, headroom, sizes, host_sizes, row_multiple)
+    fp4_codes, fp4_scales, *fp8 = operators.bf16_to_fp4_and_fp8_row_ragged(
+        x, rule, headroom, sizes, host_sizes, row_multiple
+    )
     return Fp4Rows(fp4_codes, fp4_scales), Fp8Rows(*fp8)
 
 
@@ -340,12 +313,12 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     """
     check_tensor("fp4_to_bf16", "codes", codes)
     check_tensor("fp4_to_bf16", "scales", scales)
-    return _fp4_to_bf16(codes, scales)
+    return operators.fp4_to_bf16(codes, scales)
 
 
 def _check_scales(op: str, scales: Tensor) -> None:
     check_reading_back(op, scales)
-    if scales.is_cuda and scales.dtype is torch.float32:  # the CPU checks anyway, and the op refuses other dtypes
+    if scales.is_cuda and scales.dtype in FP32_SCALES:  # the CPU checks anyway, and the op refuses other dtypes
         index = first_not_a_power_of_two(scales)
         if index is not None:
             raise_not_a_power_of_two(op, scales, index)
@@ -356,328 +329,6 @@ def _check_sizes(op: str, group_sizes: Tensor | None, rows_name: str, rows: Tens
         check_reading_back(op, group_sizes)
         check_group_sizes_tensor(op, group_sizes, rows)
         check_group_sizes(op, group_sizes.tolist(), prod(rows.shape[:-1]), rows_name)
-
-
-# ------------------------------------------------------------------------------------------------- registration
-class _Backend:
-    """The functions of a module that is found when the first tensor comes."""
-
-    def __init__(self, find: Callable[[], ModuleType]) -> None:
-        self._find = find
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._find(), name)
-        setattr(self, name, function)
-        return function
-
-
-class _NoBackend:
-    """Computes nothing: fake and meta tensors have no bytes."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
-
-
-_HOST = _Backend(host.backend)
-_DEVICE = _Backend(lambda: importlib.import_module("mxsim.kernels.device"))
-_NO_BACKEND = _NoBackend()
-_LIBRARY = torch.library.Library("mxsim", "DEF")
-
-
-def _operator(schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """Register implementation(backend, *arguments) under the schema; the operator takes the implementation's place.
-
-    An implementation checks its arguments, allocates its results and has the backend fill them.
-    """
-
-    def register(implementation: Callable[..., Any]) -> Any:
-        name = schema[: schema.index("(")]
-
-        def on(backend: Any) -> Callable[..., Any]:
-            return lambda *arguments: implementation(backend, *arguments)
-
-        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, on(_HOST), "CPU")
-        _LIBRARY.impl(name, on(_DEVICE), "CUDA")
-        _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        torch.library.register_fake(f"mxsim::{name}", on(_NO_BACKEND), lib=_LIBRARY)
-        base, _, overload = name.partition(".")
-        return getattr(getattr(torch.ops.mxsim, base), overload or "default")
-
-    return register
-
-
-def _groups(
-    op: str,
-    backend: Any,
-    group_sizes: Tensor | None,
-    host_sizes: Sequence[int] | None,
-    rows: tuple[str, Tensor],
-    multiple: int,
-    max_units: Callable[[int, int, int], int],
-) -> tuple[Tensor | None, Tensor, int]:
-    """(sizes on the device of the rows, room for the padded sizes, units of `multiple` padded rows to allocate)."""
-    name, matrix = rows
-    num_rows, device = matrix.shape[0], matrix.device
-    if group_sizes is not None:
-        check_group_sizes_tensor(op, group_sizes, matrix)
-        if group_sizes.is_cpu and not isinstance(group_sizes, FakeTensor):
-            host_sizes = group_sizes.tolist()
-    sizes: Tensor | None
-    if host_sizes is not None:
-        check_group_sizes(op, host_sizes, num_rows, name)
-        num_groups = len(host_sizes)
-        num_units = sum(ceil_div(n, multiple) for n in host_sizes)
-        sizes = None if backend is _NO_BACKEND else _on_device(host_sizes, device)
-    else:
-        assert group_sizes is not None
-        num_groups = group_sizes.shape[0]
-        if group_sizes.is_cpu:
-            num_units = torch.library.get_ctx().new_dynamic_size()
-        else:
-            num_units = max_units(num_rows, num_groups, multiple)
-        sizes = group_sizes if group_sizes.dtype is torch.int64 else group_sizes.to(torch.int64)
-        sizes = sizes.contiguous()
-    return sizes, torch.empty_strided((num_groups,), (1,), dtype=torch.int64, device=device), num_units
-
-
-_CAPTURED: list[Tensor] = []  # read again at every replay of a captured graph
-
-
-def _on_device(sizes: Sequence[int], device: torch.device) -> Tensor:
-    tensor = torch.tensor(sizes, dtype=torch.int64)
-    if device.type == "cpu":
-        return tensor
-    if torch.cuda.is_current_stream_capturing():
-        tensor = tensor.pin_memory()
-        _CAPTURED.append(tensor)
-    return tensor.to(device, non_blocking=True)
-
-
-# ------------------------------------------------------------------------------------------------- operators
-@_operator("bf16_to_fp4_row(Tensor x, int rule) -> (Tensor, Tensor)")
-def _bf16_to_fp4_row(backend: Any, x: Tensor, rule: int) -> tuple[Tensor, ...]:
-    x = rows_of("bf16_to_fp4_row", "x", x, FLOATS, 1, FP4_BLOCK)
-    codes, scales = empty_fp4_rows(x.shape, x.device)
-    backend.to_fp4_row(x, codes, scales, rule)
-    return codes, scales
-
-
-@_operator("fp8_row_to_fp4_row(Tensor codes, Tensor scales, int rule) -> (Tensor, Tensor)")
-def _fp8_row_to_fp4_row(backend: Any, codes: Tensor, scales: Tensor, rule: int) -> tuple[Tensor, ...]:
-    op = "fp8_row_to_fp4_row"
-    x, x_scales = _fp8_rows(op, codes, scales)
-    out = empty_fp4_rows(x.shape, x.device)
-    _refuse(op, scales, backend.fp8_row_to_fp4_row(x, x_scales, *out, rule))
-    return out
-
-
-@_operator("fp4_row_to_fp8_row(Tensor codes, Tensor scales, int headroom) -> (Tensor, Tensor)")
-def _fp4_row_to_fp8_row(backend: Any, codes: Tensor, scales: Tensor, headroom: int) -> tuple[Tensor, ...]:
-    x, x_scales = _fp4_rows("fp4_row_to_fp8_row", codes, scales, FP8_BLOCK)
-    out = empty_fp8_rows((x.shape[0], 2 * x.shape[1]), x.device)
-    backend.fp4_row_to_fp8_row(x, x_scales, *out, headroom, None, None, 1)
-    return out
-
-
-@_operator(
-    "fp4_row_to_fp8_row.ragged(Tensor codes, Tensor scales, int headroom, Tensor? group_sizes, SymInt[]? host_sizes, "
-    "SymInt row_multiple) -> (Tensor, Tensor, Tensor)"
-)
-def _fp4_row_to_fp8_row_ragged(
-    backend: Any,
-    codes: Tensor,
-    scales: Tensor,
-    headroom: int,
-    group_sizes: Tensor | None,
-    host_sizes: list[int] | None,
-    row_multiple: int,
-) -> tuple[Tensor, ...]:
-    op = "fp4_row_to_fp8_row"
-    x, x_scales = _fp4_rows(op, codes, scales, FP8_BLOCK)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("codes", x), row_multiple, max_row_units)
-    out = empty_ragged_fp8_rows(units * row_multiple, 2 * x.shape[1], x.device)
-    backend.fp4_row_to_fp8_row(x, x_scales, *out, headroom, sizes, padded, row_multiple)
-    return *out, padded
-
-
-@_operator("fp4_row_to_fp8_col(Tensor codes, Tensor scales, int headroom) -> (Tensor, Tensor)")
-def _fp4_row_to_fp8_col(backend: Any, codes: Tensor, scales: Tensor, headroom: int) -> tuple[Tensor, ...]:
-    x, x_scales = _fp4_rows("fp4_row_to_fp8_col", codes, scales, FP4_BLOCK)
-    out = empty_fp8_cols(ceil_div(x.shape[0], FP8_BLOCK), 2 * x.shape[1], x.device)
-    backend.fp4_row_to_fp8_col(x, x_scales, *out, headroom, None, None)
-    return out
-
-
-@_operator(
-    "fp4_row_to_fp8_col.ragged(Tensor codes, Tensor scales, int headroom, Tensor? group_sizes, SymInt[]? host_sizes) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def _fp4_row_to_fp8_col_ragged(
-    backend: Any,
-    codes: Tensor,
-    scales: Tensor,
-    headroom: int,
-    group_sizes: Tensor | None,
-    host_sizes: list[int] | None,
-) -> tuple[Tensor, ...]:
-    op = "fp4_row_to_fp8_col"
-    x, x_scales = _fp4_rows(op, codes, scales, FP4_BLOCK)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("codes", x), FP8_BLOCK, max_column_blocks)
-    out = empty_ragged_fp8_cols(units, 2 * x.shape[1], x.device)
-    backend.fp4_row_to_fp8_col(x, x_scales, *out, headroom, sizes, padded)
-    return *out, padded
-
-
-@_operator("fp8_row_to_fp8_col(Tensor codes, Tensor scales) -> (Tensor, Tensor)")
-def _fp8_row_to_fp8_col(backend: Any, codes: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
-    op = "fp8_row_to_fp8_col"
-    x, x_scales = _fp8_rows(op, codes, scales)
-    out = empty_fp8_cols(ceil_div(x.shape[0], FP8_BLOCK), x.shape[1], x.device)
-    _refuse(op, scales, backend.fp8_row_to_fp8_col(x, x_scales, *out, None, None))
-    return out
-
-
-@_operator(
-    "fp8_row_to_fp8_col.ragged(Tensor codes, Tensor scales, Tensor? group_sizes, SymInt[]? host_sizes) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def _fp8_row_to_fp8_col_ragged(
-    backend: Any, codes: Tensor, scales: Tensor, group_sizes: Tensor | None, host_sizes: list[int] | None
-) -> tuple[Tensor, ...]:
-    op = "fp8_row_to_fp8_col"
-    x, x_scales = _fp8_rows(op, codes, scales)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("codes", x), FP8_BLOCK, max_column_blocks)
-    out = empty_ragged_fp8_cols(units, x.shape[1], x.device)
-    _refuse(op, scales, backend.fp8_row_to_fp8_col(x, x_scales, *out, sizes, padded))
-    return *out, padded
-
-
-@_operator(
-    "fp8_row_to_ragged(Tensor codes, Tensor scales, Tensor? group_sizes, SymInt[]? host_sizes, SymInt row_multiple) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def _fp8_row_to_ragged(
-    backend: Any,
-    codes: Tensor,
-    scales: Tensor,
-    group_sizes: Tensor | None,
-    host_sizes: list[int] | None,
-    row_multiple: int,
-) -> tuple[Tensor, ...]:
-    op = "fp8_row_to_ragged"
-    x, x_scales = _fp8_rows(op, codes, scales)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("codes", x), row_multiple, max_row_units)
-    out = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
-    backend.fp8_row_to_ragged(x, x_scales, *out, sizes, padded, row_multiple)
-    return *out, padded
-
-
-@_operator("bf16_to_fp8_row(Tensor x) -> (Tensor, Tensor)")
-def _bf16_to_fp8_row(backend: Any, x: Tensor) -> tuple[Tensor, ...]:
-    x = rows_of("bf16_to_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
-    out = empty_fp8_rows(x.shape, x.device)
-    backend.to_fp8_row(x, *out, None, None, 1)
-    return out
-
-
-@_operator(
-    "bf16_to_fp8_row.ragged(Tensor x, Tensor? group_sizes, SymInt[]? host_sizes, SymInt row_multiple) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def _bf16_to_fp8_row_ragged(
-    backend: Any, x: Tensor, group_sizes: Tensor | None, host_sizes: list[int] | None, row_multiple: int
-) -> tuple[Tensor, ...]:
-    op = "bf16_to_fp8_row"
-    x = rows_of(op, "x", x, BF16, 1, FP8_BLOCK)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), row_multiple, max_row_units)
-    out = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
-    backend.to_fp8_row(x, *out, sizes, padded, row_multiple)
-    return *out, padded
-
-
-@_operator("bf16_to_fp8_col(Tensor x) -> (Tensor, Tensor)")
-def _bf16_to_fp8_col(backend: Any, x: Tensor) -> tuple[Tensor, ...]:
-    x = rows_of("bf16_to_fp8_col", "x", x, BF16, 1, FP4_BLOCK)
-    out = empty_fp8_cols(ceil_div(x.shape[0], FP8_BLOCK), x.shape[1], x.device)
-    backend.to_fp8_col(x, *out, None, None)
-    return out
-
-
-@_operator("bf16_to_fp8_col.ragged(Tensor x, Tensor? group_sizes, SymInt[]? host_sizes) -> (Tensor, Tensor, Tensor)")
-def _bf16_to_fp8_col_ragged(
-    backend: Any, x: Tensor, group_sizes: Tensor | None, host_sizes: list[int] | None
-) -> tuple[Tensor, ...]:
-    op = "bf16_to_fp8_col"
-    x = rows_of(op, "x", x, BF16, 1, FP4_BLOCK)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), FP8_BLOCK, max_column_blocks)
-    out = empty_ragged_fp8_cols(units, x.shape[1], x.device)
-    backend.to_fp8_col(x, *out, sizes, padded)
-    return *out, padded
-
-
-@_operator("bf16_to_fp8_tile(Tensor w, bool transpose) -> (Tensor, Tensor)")
-def _bf16_to_fp8_tile(backend: Any, w: Tensor, transpose: bool) -> tuple[Tensor, ...]:
-    matrices, batch = matrices_of("bf16_to_fp8_tile", "w", w, BF16)
-    num_matrices, n, k = matrices.shape
-    rows, columns = (k, n) if transpose else (n, k)
-    codes, scales = empty_fp8_tiles((*batch, rows, columns), w.device)
-    backend.to_fp8_tile(matrices, codes, scales.view(num_matrices, *scales.shape[-2:]), transpose)
-    return codes, scales
-
-
-@_operator("bf16_to_fp4_and_fp8_row(Tensor x, int rule, int headroom) -> (Tensor, Tensor, Tensor, Tensor)")
-def _bf16_to_fp4_and_fp8_row(backend: Any, x: Tensor, rule: int, headroom: int) -> tuple[Tensor, ...]:
-    x = rows_of("bf16_to_fp4_and_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
-    fp4, fp8 = empty_fp4_rows(x.shape, x.device), empty_fp8_rows(x.shape, x.device)
-    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, None, None, 1)
-    return *fp4, *fp8
-
-
-@_operator(
-    "bf16_to_fp4_and_fp8_row.ragged(Tensor x, int rule, int headroom, Tensor? group_sizes, SymInt[]? host_sizes, "
-    "SymInt row_multiple) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-def _bf16_to_fp4_and_fp8_row_ragged(
-    backend: Any,
-    x: Tensor,
-    rule: int,
-    headroom: int,
-    group_sizes: Tensor | None,
-    host_sizes: list[int] | None,
-    row_multiple: int,
-) -> tuple[Tensor, ...]:
-    op = "bf16_to_fp4_and_fp8_row"
-    x = rows_of(op, "x", x, BF16, 1, FP8_BLOCK)
-    sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), row_multiple, max_row_units)
-    fp4 = empty_fp4_rows(x.shape, x.device)
-    fp8 = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
-    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, sizes, padded, row_multiple)
-    return *fp4, *fp8, padded
-
-
-@_operator("fp4_to_bf16(Tensor codes, Tensor scales) -> Tensor")
-def _fp4_to_bf16(backend: Any, codes: Tensor, scales: Tensor) -> Tensor:
-    x, x_scales = _fp4_rows("fp4_to_bf16", codes, scales, FP4_BLOCK)
-    out = torch.empty((x.shape[0], 2 * x.shape[1]), dtype=torch.bfloat16, device=x.device)
-    backend.fp4_to_bf16(x, x_scales, out)
-    return out
-
-
-def _fp4_rows(op: str, codes: Tensor, scales: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """(codes, scales) as contiguous matrices."""
-    return rows_of(op, "codes", codes, FP4_CODES, 2, block), fp4_scales_of(op, scales, codes)
-
-
-def _fp8_rows(op: str, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scales) as matrices, the codes contiguous."""
-    return rows_of(op, "codes", codes, FP8_CODES, 1, FP8_BLOCK), fp8_scales_of(op, scales, codes)
-
-
-def _refuse(op: str, scales: Tensor, index: int | None) -> None:
-    """The host's answer: row-major index of the first scale that it refuses, or None."""
-    if index is not None:
-        raise_not_a_power_of_two(op, scales, index)
 
 
 __all__ = [

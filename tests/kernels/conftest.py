@@ -19,11 +19,11 @@ def host_library():
 def backend(request, monkeypatch):
     """Both backends of CPU tensors: the host build, and what stands in for it without a compiler."""
     pytest.importorskip("torch")
-    from mxsim.kernels import host, ops, simulated
+    from mxsim.kernels import host, operators, simulated
 
     if request.param == "host":
         request.getfixturevalue("host_library")
     module = host if request.param == "host" else simulated
     for name in host.FUNCTIONS:
-        monkeypatch.setitem(vars(ops._HOST), name, getattr(module, name))
+        monkeypatch.setitem(vars(operators._HOST), name, getattr(module, name))
     return module

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 from mxsim import kernels
-from mxsim.kernels import build, host, ops, simulated
+from mxsim.kernels import build, host, operators, simulated
 from tests.kernels.expected import assert_bits_equal, bits_of
 
 GPP = shutil.which("g++")
@@ -331,7 +331,7 @@ def test_concurrent_processes_build_one_library_and_load_it(places):
 def look_anew() -> None:
     """The ops find their CPU backend with the next tensor."""
     for name in host.FUNCTIONS:
-        vars(ops._HOST).pop(name, None)
+        vars(operators._HOST).pop(name, None)
     for function in (host.backend, host.library, build._host_compiler):
         function.cache_clear()
 
@@ -359,7 +359,7 @@ def test_without_a_compiler_one_warning_and_the_same_bits(places, monkeypatch):
     assert [w.category for w in caught] == [RuntimeWarning]
     assert "CPU tensors run the simulator" in str(caught[0].message)
     assert "install g++" in str(caught[0].message)
-    assert ops._HOST.to_fp4_row is simulated.to_fp4_row
+    assert operators._HOST.to_fp4_row is simulated.to_fp4_row
     for a, b in zip(slow, again, strict=True):
         assert_bits_equal(a, bits_of(b), "bits")
 
@@ -369,7 +369,7 @@ def test_without_a_compiler_one_warning_and_the_same_bits(places, monkeypatch):
     look_anew()
     for a, b in zip(slow, results(), strict=True):
         assert_bits_equal(a, bits_of(b), "bits")
-    assert ops._HOST.to_fp4_row is host.to_fp4_row
+    assert operators._HOST.to_fp4_row is host.to_fp4_row
 
 
 @pytest.mark.usefixtures("fresh_backend")

@@ -8,9 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mxsim import blocks, kernels
 from mxsim.blocks import ScaleRule
+from mxsim.kernels.arguments import first_not_a_power_of_two
 from tests.kernels import cases
 from tests.kernels.expected import fp8, mxfp4
 
@@ -192,3 +194,29 @@ def test_an_operator_called_directly_checks_as_well():
         torch.ops.mxsim.bf16_to_fp4_row(X.double(), 0)
     with pytest.raises(ValueError, match="group_sizes sum to 5"):
         torch.ops.mxsim.bf16_to_fp8_row.ragged(X, None, [5], 4)
+
+
+# ------------------------------------------------------------------------------------------------ check=True on a device
+def test_what_is_checked_on_a_device_is_what_the_host_refuses():
+    every_kind = [1.0, 2.0**-126, 2.0**-127, 2.0**-149, 2.0**127, float("nan"), -float("nan")]
+    refused = [0.0, -0.0, -1.0, 3.0, float("inf"), -float("inf"), 3 * 2.0**-149, 2.0**-126 + 2.0**-149]
+    accepted = torch.tensor(every_kind * 8).reshape(-1, 4)
+    assert first_not_a_power_of_two(accepted) is None
+    assert first_not_a_power_of_two(accepted[:0]) is None
+    codes = torch.zeros(accepted.shape[0], 512, dtype=torch.uint8)
+    kernels.fp8_row_to_fp4_row(codes, accepted)
+    for scale in refused:
+        for layout in (lambda s: s, lambda s: s.t().contiguous().t()):
+            scales = accepted.clone()
+            scales[5, 2] = scales[6, 0] = scale
+            assert first_not_a_power_of_two(layout(scales)) == 22, scale
+            with pytest.raises(ValueError, match=r"at index \(5, 2\)"):
+                kernels.fp8_row_to_fp4_row(codes, layout(scales), check=True)
+
+
+def test_nothing_is_read_back_under_capture(monkeypatch):
+    with FakeTensorMode():
+        scales = torch.empty(2, 2, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="fp8_row_to_fp4_row: check is True, which reads the device back"):
+        kernels.fp8_row_to_fp4_row(scales, scales, check=True)

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mxsim import kernels
 from mxsim.blocks import FP8_1X128, MXFP4, ScaleRule, quantize
-from mxsim.kernels import ops
+from mxsim.kernels import operators
 from tests.kernels.expected import assert_bits_equal, bits_of, fp4_rows, fp8_rows
 from tests.kernels.test_layouts import EACH_OP, SIZES, tensors_of
 
@@ -221,7 +221,7 @@ class Recorder:
 def test_a_backend_gets_matrices_and_its_sizes(monkeypatch):
     recorder = Recorder()
     for name in ("to_fp8_row", "to_fp8_col", "fp8_row_to_fp8_col", "to_fp8_tile"):
-        monkeypatch.setitem(vars(ops._HOST), name, getattr(recorder, name))
+        monkeypatch.setitem(vars(operators._HOST), name, getattr(recorder, name))
     kernels.bf16_to_fp8_row(X.view(2, 130, 256), group_sizes=torch.tensor(SIZES, dtype=torch.int32), row_multiple=8)
     (name, (x, codes, scales, sizes, padded, multiple)) = recorder.calls.pop()
     assert (name, x.shape, x.is_contiguous(), codes.shape, scales.shape) == (
