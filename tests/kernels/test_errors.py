@@ -196,7 +196,7 @@ def test_an_operator_called_directly_checks_as_well():
         torch.ops.mxsim.bf16_to_fp8_row.ragged(X, None, [5], 4)
 
 
-# ------------------------------------------------------------------------------------------------ check=True on a device
+# ------------------------------------------------------------------------------------------------ check on a device
 def test_what_is_checked_on_a_device_is_what_the_host_refuses():
     every_kind = [1.0, 2.0**-126, 2.0**-127, 2.0**-149, 2.0**127, float("nan"), -float("nan")]
     refused = [0.0, -0.0, -1.0, 3.0, float("inf"), -float("inf"), 3 * 2.0**-149, 2.0**-126 + 2.0**-149]
