@@ -280,7 +280,7 @@ def test_formats_that_a_tensor_has_too_few_axes_for_are_noted_once(checkpoint):
 def test_the_progress_bar_is_for_terminals_and_on_stderr(checkpoint):
     import pty
 
-    np.save(checkpoint.parent / "long.npy", np.ones((2000, 2000), np.float32))
+    np.save(checkpoint.parent / "long.npy", np.ones((300, 500), np.float32))
     outputs = {}
     for options in ((), ("--json",)):
         leader, follower = pty.openpty()

@@ -83,8 +83,8 @@ class ErrorSums:
         """Add the sums of other pieces."""
         for name in ("elements", "poisoned_blocks", "poisoned_elements", "nonzero", "saturated", "underflowed"):
             setattr(self, f"num_{name}", getattr(self, f"num_{name}") + getattr(other, f"num_{name}"))
-        both = (self.num_subnormal, other.num_subnormal)
-        self.num_subnormal = None if None in both else sum(both)
+        if self.num_subnormal is not None:
+            self.num_subnormal = None if other.num_subnormal is None else self.num_subnormal + other.num_subnormal
         self.max_relative = max(self.max_relative, other.max_relative)
         for name in ("signal", "noise", "relative"):
             getattr(self, name).merge(getattr(other, name))

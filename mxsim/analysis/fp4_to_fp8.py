@@ -29,7 +29,8 @@ def exponent_spread(t: BlockTensor) -> Int[np.ndarray, "*groups"]:
     ignored = is_nan | (_reduce_blocks(np.maximum, t.codes & E2M1.magnitude_mask, t) == 0)
     highest = _reduce_groups(np.maximum, np.where(ignored, -_NOTHING_TO_LOSE, exponents))
     lowest = _reduce_groups(np.minimum, np.where(ignored, _NOTHING_TO_LOSE, exponents))
-    return np.maximum(highest - lowest, -1)
+    spread: np.ndarray = np.maximum(highest - lowest, -1)
+    return spread
 
 
 def is_lossless(t: BlockTensor, *, headroom: int) -> Bool[np.ndarray, "*groups"]:
@@ -61,7 +62,7 @@ def _exponents(t: BlockTensor) -> tuple[Int[np.ndarray, "*blocks"], Bool[np.ndar
     if t.format is not MXFP4:
         raise ValueError(f"t has format {t.format}, needed MXFP4")
     scales = np.moveaxis(t.scales, t.axis, -1)
-    return scales.astype(np.int64) - E8M0.bias, scales == _NAN_SCALE_CODE
+    return scales.astype(np.int64) + E8M0.emin, scales == _NAN_SCALE_CODE
 
 
 def _reduce_blocks(ufunc: np.ufunc, per_element: np.ndarray, t: BlockTensor) -> np.ndarray:

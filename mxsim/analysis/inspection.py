@@ -10,7 +10,7 @@ import numpy as np
 from mxsim.blocks import BlockFormat, ScaleRule, quantize
 from mxsim.formats import CodeForm, FloatFormat, Overflow, Rounding, decode, encode
 
-DETERMINISTIC_ROUNDINGS = tuple(r for r in Rounding if r is not Rounding.STOCHASTIC)
+DETERMINISTIC_ROUNDINGS: tuple[Rounding, ...] = tuple(r for r in Rounding if r is not Rounding.STOCHASTIC)
 
 
 class Kind(Enum):

@@ -77,7 +77,8 @@ def _chosen_formats(names: Sequence[str]) -> tuple[list[FloatFormat], list[Block
     """Element formats, and block formats; naming one brings the other's that belong to it."""
     if not names:
         return list(FORMATS.values()), _DEFAULT_BLOCK_FORMATS
-    chosen = choose("format", names, {**FORMATS, **BLOCK_FORMATS})
+    known: dict[str, FloatFormat | BlockFormat] = {**FORMATS, **BLOCK_FORMATS}
+    chosen = choose("format", names, known)
     elements = [fmt if isinstance(fmt, FloatFormat) else fmt.element for fmt in chosen]
     named = [fmt for fmt in chosen if isinstance(fmt, BlockFormat)]
     implied = [b for b in _DEFAULT_BLOCK_FORMATS if b.element in chosen and b not in named]

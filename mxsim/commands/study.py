@@ -150,9 +150,9 @@ def _skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
     for (tensor, reason), names in formats.items():
         tensors.setdefault((", ".join(names), reason), []).append(printable(tensor))
     lines = []
-    for (names, reason), of in tensors.items():
+    for (left_out, reason), of in tensors.items():
         more = f" and {len(of) - _NAMES_SHOWN} more" if len(of) > _NAMES_SHOWN else ""
-        lines.append(f"{names + ' of ' if names else ''}{', '.join(of[:_NAMES_SHOWN])}{more} ({reason})")
+        lines.append(f"{left_out + ' of ' if left_out else ''}{', '.join(of[:_NAMES_SHOWN])}{more} ({reason})")
     return lines
 
 

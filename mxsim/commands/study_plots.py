@@ -82,11 +82,14 @@ def draw_spread(study: Study) -> Figure:
     highest = 0
     for row in totals:
         shares = 100 * np.array(row.spread_counts) / sum(row.spread_counts)
-        seen = np.flatnonzero(shares)
         axes.plot(
-            seen, shares[seen], f"-{_MARKERS[row.scale_rule]}", color=FORMAT_COLORS[row.format], label=row.scale_rule
+            np.where(shares > 0, shares, np.nan),  # no line across what does not occur
+            linestyle=_LINES[row.scale_rule],
+            marker=_MARKERS[row.scale_rule],
+            color=FORMAT_COLORS[row.format],
+            label=row.scale_rule,
         )
-        highest = max(highest, int(seen[-1]))
+        highest = max(highest, len(shares) - 1)
     for name, spread in _LOSSLESS_SPREAD.items():
         axes.axvline(spread, color="#888888", linestyle="--", linewidth=0.8)
         axes.annotate(

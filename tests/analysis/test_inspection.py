@@ -26,7 +26,7 @@ def ladder(fmt) -> list[float]:
 @pytest.mark.parametrize("fmt", SMALL, ids=str)
 def test_every_code_taken_apart_gives_its_value_back(fmt):
     values = ladder(fmt)
-    for code in range(0, fmt.num_codes, 1 if fmt.bits <= 8 else 37):
+    for code in range(0, fmt.num_codes, 1 if fmt.bits <= 8 else 149):
         c = inspect_code(code, fmt)
         value = float(decode(code, fmt))
         assert int("".join(c.fields), 2) == code
@@ -46,7 +46,7 @@ def test_every_code_taken_apart_gives_its_value_back(fmt):
 
 @pytest.mark.parametrize("fmt", SMALL, ids=str)
 def test_the_ulp_is_the_distance_to_the_next_larger_magnitude(fmt):
-    for code in range(0, fmt.max_code, 1 if fmt.bits <= 8 else 37):
+    for code in range(0, fmt.max_code, 1 if fmt.bits <= 8 else 149):
         c = inspect_code(code, fmt)
         assert c.ulp == c.above - c.value
 
