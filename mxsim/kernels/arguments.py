@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mxsim.blocks import ScaleRule
-from mxsim.kernels.layouts import FP8_BLOCK
+from mxsim.kernels.layouts import FP4_BLOCK, FP8_BLOCK
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 BF16 = (torch.bfloat16,)
@@ -94,26 +94,28 @@ def matrices_of(op: str, name: str, w: Tensor, dtypes: tuple[torch.dtype, ...]) 
 
 def fp4_scales_of(op: str, scales: Tensor, codes: Tensor) -> Tensor:
     """E8M0 scales of packed FP4 codes as a contiguous matrix [rows, K/32]."""
-    scales = _scales_of(op, scales, E8M0_SCALES, codes, (*codes.shape[:-1], codes.shape[-1] // 16), "MXFP4")
+    scales = _scales_of(op, scales, E8M0_SCALES, codes, FP4_BLOCK // 2, "MXFP4")
     return scales if scales.is_contiguous() else scales.view(torch.uint8).contiguous()
 
 
 def fp8_scales_of(op: str, scales: Tensor, codes: Tensor) -> Tensor:
     """float32 scales of FP8 codes as a matrix [rows, K/128] of any strides."""
-    return _scales_of(op, scales, FP32_SCALES, codes, (*codes.shape[:-1], codes.shape[-1] // FP8_BLOCK), "FP8_1X128")
+    return _scales_of(op, scales, FP32_SCALES, codes, FP8_BLOCK, "FP8_1X128")
 
 
 def _scales_of(
-    op: str, scales: Tensor, dtypes: tuple[torch.dtype, ...], codes: Tensor, needed: tuple[int, ...], fmt: str
+    op: str, scales: Tensor, dtypes: tuple[torch.dtype, ...], codes: Tensor, bytes_per_scale: int, fmt: str
 ) -> Tensor:
     if scales.dtype not in dtypes:
         raise TypeError(f"{op}: scales has dtype {scales.dtype}, needed {_either(dtypes)}")
     if scales.device != codes.device:
         raise ValueError(f"{op}: scales is on {scales.device}, needed {codes.device}, where codes is")
+    shape = codes.shape
+    needed = (*shape[:-1], shape[-1] // bytes_per_scale)
     if scales.shape != needed:
         raise ValueError(
             f"{op}: scales has shape {tuple(scales.shape)}, needed {tuple(needed)} for {fmt} codes of shape "
-            f"{tuple(codes.shape)}"
+            f"{tuple(shape)}"
         )
     return scales if len(needed) == 2 else scales.reshape(prod(needed[:-1]), needed[-1])
 
