@@ -6,7 +6,6 @@ checked and allocated by `ops`; inputs are contiguous, except the scales of FP8 
 
 import ctypes
 import struct
-import sys
 import threading
 from functools import cache
 from typing import Any
@@ -304,26 +303,23 @@ _thread_arguments = _Arguments()
 
 
 def _enqueue(handle: int, grid: _Grid, index: int, arguments: _Arguments) -> None:
-    launch = _launch_function()
+    launch = _driver().cuLaunchKernel
     stream = torch._C._cuda_getCurrentRawStream(index)
-    status = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, None)
+    (status,) = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, 0)
     if status == _CUDA_ERROR_INVALID_CONTEXT:  # a thread that torch has not touched yet
         torch.cuda.set_device(index)
         torch.cuda.current_stream(index).query()
-        status = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, None)
+        (status,) = launch(handle, *grid, _THREADS, 1, 1, 0, stream, arguments.address, 0)
     if status != 0:
-        raise RuntimeError(f"mxsim.kernels: launching on cuda:{index} failed with CUDA error {status}")
+        raise RuntimeError(f"mxsim.kernels: launching on cuda:{index} failed with {status!r}")
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
 @cache
-def _launch_function() -> Any:
-    """cuLaunchKernel by ctypes: the bindings' own wrapper takes twice as long."""
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    launch = driver.cuLaunchKernel
-    launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-    launch.restype = ctypes.c_int
-    return launch
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
 
 
 @cache
