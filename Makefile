@@ -35,8 +35,9 @@ test-slow: $(VENV)/installed-dev
 notebooks: $(VENV)/installed-dev
 	$(BIN)/python -m pytest --nbmake notebooks
 
-bench: $(VENV)/installed-core
+bench: $(VENV)/installed-bench
 	@set -e; for script in benchmarks/bench_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+	$(BIN)/mxsim bench
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
@@ -53,8 +54,8 @@ clean:
 
 # ---- set-up: a stamp for each set of packages ----
 
-$(VENV)/installed-core: pyproject.toml | $(VENV)/created
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/installed-bench: pyproject.toml | $(VENV)/created
+	$(BIN)/python -m pip install --quiet --editable '.[cuda]' '$(TORCH)'
 	@touch $@
 
 $(VENV)/installed-figures: pyproject.toml | $(VENV)/created

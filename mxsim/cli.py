@@ -190,6 +190,44 @@ def _validate(
     raise typer.Exit(status)
 
 
+@app.command("bench")
+def _bench(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --json: write it here.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An op of mxsim.kernels; repeat for more. Default: all.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RxK[/E]",
+            help="Rows x columns, /E: split among E experts; repeat for more. "
+            "Default: 32768x7168, 24576x2048, 4096x7168, 32768x7168/32.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="Where to run. Default: cuda where there is a device.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller shapes, few samples, no other libraries.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON in place of the tables, or into FILE beside them.")
+    ] = False,
+) -> None:
+    """Time the kernels as a fraction of a copy, after a check of their bits; exit status 1 if one is wrong.
+
+    Beside them the same work in separate steps, torchao where it is installed, and Python's time of a call.
+
+    Example: mxsim bench --op fp4_row_to_fp8_col --shape 32768x7168/32 --json result.json
+    """
+    from mxsim.commands.bench import Request, bench
+
+    status = bench(
+        Request(op or [], shape or [], device, quick, json, file),
+        console=_console(),
+        progress_console=_console(stderr=True),
+    )
+    raise typer.Exit(status)
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 

@@ -19,12 +19,13 @@ MAY_IMPORT = {
     "blocks": {"formats"},
     "kernels": {"formats", "blocks"},
     "validate": {"formats", "blocks", "kernels"},
+    "bench": {"formats", "blocks", "kernels", "validate"},
     "analysis": {"formats", "blocks", "kernels"},
     "plotting": {"formats", "blocks", "analysis"},
     "moe": {"formats", "blocks", "kernels"},
     "train": {"formats", "blocks", "kernels", "moe", "analysis"},
-    "commands": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train"},
-    "cli": {"formats", "blocks", "kernels", "validate", "analysis", "plotting", "moe", "train", "commands"},
+    "commands": {"formats", "blocks", "kernels", "validate", "bench", "analysis", "plotting", "moe", "train"},
+    "cli": {"formats", "blocks", "kernels", "validate", "bench", "analysis", "plotting", "moe", "train", "commands"},
 }
 NUMPY_ONLY = {"formats", "blocks"}
 ALLOWED = sys.stdlib_module_names | {"mxsim", "numpy", "jaxtyping"}

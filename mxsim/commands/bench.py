@@ -1,0 +1,248 @@
+"""`mxsim bench`: the kernels' times as tables, or JSON."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from mxsim.commands.bad_input import BadInput, choose
+from mxsim.commands.output_files import OutputFiles
+from mxsim.commands.tables import Column, print_sections, print_table
+
+if TYPE_CHECKING:
+    from mxsim.bench import Report
+    from mxsim.bench.report import Comparison, Measurement
+    from mxsim.bench.targets import Target
+
+WRONG_STATUS = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how much. file: where the JSON goes; None: to the terminal, in place of the tables."""
+
+    ops: Sequence[str] = ()  # none: all
+    shapes: Sequence[str] = ()  # none: bench's own
+    device: str | None = None  # None: CUDA where there is a device
+    is_quick: bool = False
+    as_json: bool = False
+    file: Path | None = None
+
+
+def bench(request: Request, *, console: Console, progress_console: Console) -> int:
+    """Run, print the tables or the JSON, and return the exit status: 1 if an op failed or gave wrong results.
+
+    Raises:
+        BadInput: if something in the request cannot be used.
+    """
+    if request.file is not None and not request.as_json:
+        raise BadInput(f"{request.file}: a file is for the JSON, needed --json {request.file}")
+    try:
+        import torch
+
+        from mxsim.bench import OPS, run
+        from mxsim.bench.cases import parse_shape
+    except ImportError as error:
+        raise BadInput(f"bench needs torch ({error}); install mxsim[train] or torch") from error
+
+    ops = choose("op", request.ops, {name: name for name in OPS})
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with OutputFiles() if request.file is not None else nullcontext() as files:
+        target = files.reserve(request.file) if files is not None and request.file is not None else None
+        try:
+            shapes = [parse_shape(text) for text in request.shapes]
+            with _progress(progress_console) as progress:
+                report = run(device, ops, shapes, quick=request.is_quick, progress=progress)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        text = json.dumps(report.to_json(), indent=2) + "\n"
+        if target is not None:
+            target.write_text(text, encoding="utf-8")
+    if request.as_json and request.file is None:
+        console.file.write(text)
+    else:
+        _print(console, report, on_device=not device.startswith("cpu"))
+    return 0 if report.ok else WRONG_STATUS
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr; none where it is no terminal."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text, done, to_do: bar.update(task, completed=done, total=to_do, description=text[:50])
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+def _print(console: Console, report: "Report", *, on_device: bool) -> None:
+    console.print(_heading(report.provenance), style="bold", soft_wrap=True)
+    gibibytes, rate, time = report.copy.num_bytes / 2**30, report.copy.bytes_per_s, report.copy.timing.us
+    console.print(f"A copy of {gibibytes:g} GiB, read and written: {_rate(rate)}, {_time(time)}", soft_wrap=True)
+    console.print(f"Results compared first, bit by bit, with {report.checked_against}.", soft_wrap=True)
+    if report.measurements:
+        console.print()
+        _print_measurements(console, report.measurements)
+    if report.comparisons:
+        _print_comparisons(console, report.comparisons)
+    if report.overheads:
+        has_targets = any(o.target for o in report.overheads)
+        print_table(
+            console,
+            "Python's time of one call, 4 x 128" + (", the queue of the device being short" if on_device else ""),
+            [
+                Column("op", "left"),
+                Column("us"),
+                Column("torch.empty_strided of its results"),
+                *([Column("at most, aim"), Column("", "left")] if has_targets else []),
+            ],
+            [
+                [
+                    o.name,
+                    f"{o.us:.1f}",
+                    f"{o.empty_us:.1f}",
+                    *([_bounds(o.target, "{:.0f}"), _verdict(o)] if has_targets else []),
+                ]
+                for o in report.overheads
+            ],
+        )
+    _print_verdicts(console, report)
+
+
+def _print_measurements(console: Console, measurements: Sequence["Measurement"]) -> None:
+    per_element = any(m.of == "elements_per_s" for m in measurements)
+    has_targets = any(m.target for m in measurements)
+    columns = [
+        Column("op", "left"),
+        Column("time"),
+        Column("MB"),
+        Column("rate"),
+        Column("of copy"),
+        *([Column("M elements/s")] if per_element else []),
+        *([Column("at least, aim"), Column("", "left")] if has_targets else []),
+        Column("spread", is_optional=True),
+        Column("measured as", "left", is_optional=True),
+    ]
+
+    def cells(m: "Measurement") -> list[str]:
+        bounds = _bounds(m.target, "{:.2f}") if m.of == "of_copy" else _bounds(m.target, "{:.0f}", 1e-6)
+        timing = m.timing
+        how = f"{timing.method.value}, {timing.num_samples} of {timing.calls_per_sample}"
+        how += ", in cache" if m.is_in_cache else ""
+        how += "" if timing.is_queue_full else ", waited for Python"
+        return [
+            m.case.name,
+            _time(timing.us),
+            f"{m.case.num_bytes / 1e6:.1f}",
+            _rate(m.bytes_per_s),
+            f"{m.of_copy:.3f}",
+            *([f"{m.elements_per_s / 1e6:.0f}"] if per_element else []),
+            *([bounds, _verdict(m)] if has_targets else []),
+            f"{100 * (timing.max_us - timing.min_us) / timing.us:.1f} %",
+            how,
+        ]
+
+    by_shape: dict[Any, list[list[str]]] = {}
+    for m in measurements:
+        by_shape.setdefault(m.case.shape, []).append(cells(m))
+    sections = []
+    for shape, rows in by_shape.items():
+        heading = Text(f"{shape.rows} x {shape.columns}", style="bold")
+        if sizes := shape.group_sizes:
+            heading.append(f"  {len(sizes)} experts of {min(sizes)} to {max(sizes)} rows", style="not bold dim")
+        sections.append((heading, rows))
+    print_sections(console, columns, sections, "Bytes by count: each input read once, each result written once.")
+
+
+def _print_comparisons(console: Console, comparisons: Sequence["Comparison"]) -> None:
+    has_targets = any(c.target for c in comparisons)
+    print_table(
+        console,
+        "Beside them",
+        [
+            Column("op", "left"),
+            Column("shape", "left"),
+            Column("time"),
+            Column("against", "left"),
+            Column("time"),
+            Column("rate"),
+            Column("op is faster"),
+            *([Column("at least, aim"), Column("", "left")] if has_targets else []),
+            Column("", "left", is_optional=True),
+        ],
+        [
+            [
+                c.ours.case.name,
+                str(c.ours.case.shape),
+                _time(c.ours.timing.us),
+                c.rival,
+                _time(c.rival_timing.us),
+                _rate(1e6 * c.rival_bytes / c.rival_timing.us),
+                f"{c.ratio:.2f}x",
+                *([_bounds(c.target, "{:.1f}x"), _verdict(c)] if has_targets else []),
+                c.note,
+            ]
+            for c in comparisons
+        ],
+    )
+
+
+def _print_verdicts(console: Console, report: "Report") -> None:
+    """Which figures are missed and how many are reached, then what went wrong."""
+    from mxsim.bench.targets import Verdict
+
+    verdicts = list(report.verdicts())
+    console.print()
+    if verdicts:
+        missed = [text for verdict, text in verdicts if verdict is Verdict.MISSED]
+        num_aims = sum(verdict is Verdict.AIM for verdict, _ in verdicts)
+        console.print(
+            f"{len(verdicts) - len(missed)} of {len(verdicts)} figures reached, {num_aims} of them with the aim.",
+            style="green" if not missed else "yellow",
+        )
+        for text in missed:
+            console.print(f"  missed: {text}", style="yellow", soft_wrap=True, markup=False)
+    for note in report.notes:
+        console.print(note, style="dim", soft_wrap=True, markup=False)
+    by_message: dict[str, list[str]] = {}
+    for case, message in report.problems:
+        by_message.setdefault(message, []).append(case)
+    for message, cases in by_message.items():
+        more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+        console.print(f"{', '.join(cases[:3])}{more}: {message}", style="red", soft_wrap=True, markup=False)
+    console.print(f"{report.seconds:.0f} s", style="dim")
+
+
+def _heading(provenance: dict[str, Any]) -> str:
+    parts = [provenance["device"]]
+    if "driver" in provenance:
+        parts += [f"driver {provenance['driver']}", f"CUDA {provenance['cuda']}", f"NVRTC {provenance['nvrtc']}"]
+    else:
+        parts.append(f"{provenance['threads']} threads")
+    return ", ".join([*parts, f"torch {provenance['torch']}", f"mxsim {provenance['mxsim']}"])
+
+
+def _time(us: float) -> str:
+    return f"{us:.1f} us" if us < 1000 else f"{us / 1e3:.3f} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e12:.3f} TB/s" if bytes_per_s >= 1e11 else f"{bytes_per_s / 1e9:.2f} GB/s"
+
+
+def _bounds(target: "Target | None", form: str, factor: float = 1.0) -> str:
+    return "" if target is None else ", ".join(form.format(factor * x) for x in (target.bound, target.aim))
+
+
+def _verdict(figure: Any) -> str:
+    return "" if figure.verdict is None else figure.verdict.value
