@@ -115,7 +115,7 @@ def test_integers_beyond_64_bits_are_refused_too(bad):
         True,
         np.array([True, False]),
     ],
-    ids=lambda v: f"{type(v).__name__}-{getattr(v, 'dtype', v)}",
+    ids=lambda v: f"{type(v).__name__}-{getattr(v, 'dtype', '' if type(v) is object else v)}",
 )
 def test_what_is_no_real_number_is_refused_by_name(bad):
     for function in (encode, round_to):
