@@ -599,7 +599,7 @@ def _shape_cases(op: str, size: Size) -> Iterator[Case]:
     if op in _32_COLUMNS:
         columns = [32, *columns] if size is Size.QUICK else [32, 64, 96, 160, 224, 544, *columns]
     shapes = [(r, k) for r in rows for k in columns]
-    shapes += [(129, 7168)] if size is Size.QUICK else [(1, 7168), (3, 7168), (129, 7168), (384, 7168), (130, 2048)]
+    shapes += [(5, 7168)] if size is Size.QUICK else [(1, 7168), (3, 7168), (129, 7168), (384, 7168), (130, 2048)]
     for i, (num_rows, num_columns) in enumerate(shapes):
         yield Case(
             op,
@@ -675,10 +675,11 @@ def _group_cases(op: str, size: Size) -> Iterator[Case]:
                 sizes_form=form,
             )
             i += 1
+    wide = 7168 if size is Size.FULL else 1152
     yield Case(
         op,
-        "uneven experts, K = 7168",
-        lambda rng: _wild(op, rng, 391, 7168),
+        f"uneven experts, K = {wide}",
+        lambda rng: _wild(op, rng, 391, wide),
         {"group_sizes": [200, 0, 61, 130]},
         sizes_form=SizesForm.DEVICE_INT64,
     )

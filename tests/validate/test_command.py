@@ -52,7 +52,7 @@ def test_json(module):
     document = json.loads(result.stdout)
     assert document["ok"] is False
     assert document["mismatches"] == document["ops"][0]["mismatches"] > 0
-    assert document["elements"] > 10**6
+    assert document["elements"] > 10**5
     assert document["versions"]["torch"] == torch.__version__
     first = document["ops"][0]["first_mismatches"][0]
     assert first["got"].startswith("0x")
