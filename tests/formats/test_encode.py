@@ -149,12 +149,15 @@ def test_every_boundary_and_its_float64_neighbours_against_the_fractions(pair):
 
 
 @pytest.mark.parametrize("pair", NARROW, ids=name_of)
-def test_every_boundary_and_its_float32_neighbours_against_the_fractions(pair):
+def test_every_boundary_and_its_float32_neighbours(pair):
     fmt, spec = pair
     x = encodable(points32(spec), spec)
     numbers = [oracle.number(float(v)) for v in x]
     for rounding, overflow in modes(spec):
-        want = np.array([oracle.encode(n, spec, rounding.name, overflow.name) for n in numbers])
+        if pair in CATALOG:
+            want = np.array([oracle.encode(n, spec, rounding.name, overflow.name) for n in numbers])
+        else:
+            want = encode_by_table(x, spec, rounding.name, overflow.name)
         got = encode(x, fmt, rounding=rounding, overflow=overflow)
         assert_codes_equal(got, want, x, f"{fmt} {rounding.name} {overflow.name}")
 
