@@ -54,6 +54,7 @@ struct RowOutput {
 template <typename Convert>
 void for_each_row(const RowOutput& out, const Groups& groups, int num_threads, const Convert& convert) {
   const int64_t blocks = out.cols / kFp8Block;
+  if (blocks == 0) return;
   parallel_for(groups.padded_rows(), out.cols, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t padded_row = begin; padded_row < end;) {
       const Group& group = groups.at(padded_row);
