@@ -49,6 +49,10 @@ def encode(
     >>> encode([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], E2M1)
     array([0, 2, 2, 4, 4, 6, 6], dtype=uint8)
     """
+    _check_format(fmt, "encode")
+    for name, choice, kind in (("rounding", rounding, Rounding), ("overflow", overflow, Overflow)):
+        if not isinstance(choice, kind):
+            raise TypeError(f"encode: {name} is {choice!r}, needed a {kind.__name__}")
     x = as_float(values, caller="encode", name="values")
     draws = _check_random_bits(x.shape, rounding, random_bits, num_random_bits)
     if overflow is Overflow.TO_NONFINITE and not fmt.has_nan:
@@ -82,6 +86,7 @@ def decode(codes: UInt[np.ndarray, "*shape"], fmt: FloatFormat) -> Float[np.ndar
     >>> decode([0x01, 0x7E, 0xFF], E4M3)
     array([1.953125e-03, 4.480000e+02,          nan], dtype=float32)
     """
+    _check_format(fmt, "decode")
     array = as_numpy(codes, caller="decode", name="codes")
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"decode: codes has dtype {array.dtype}, needed integers")
@@ -144,7 +149,6 @@ def _decode_by_fields(codes: UInt[np.ndarray, "*shape"], fmt: FloatFormat) -> Fl
         value = np.where(magnitude == fmt.inf_code, np.inf, value)
     if fmt.specials is Specials.NAN_IS_NEGATIVE_ZERO:
         value = np.where(negative & (magnitude == 0), np.nan, value)
-        return np.where(negative & (magnitude != 0), -value, value).astype(fmt.value_dtype)
     return np.copysign(value, np.where(negative, -1.0, 1.0)).astype(fmt.value_dtype)
 
 
@@ -169,16 +173,15 @@ def _encode_exact(
         assert fmt.nan_code is not None
         magnitude = np.where(is_nan if fmt.signed else is_nan | is_inf | (x < 0), fmt.nan_code, magnitude)
 
-    codes: np.ndarray
-    if not fmt.signed:
-        codes = magnitude
-    elif fmt.code_form is CodeForm.TWOS_COMPLEMENT:
-        codes = np.where(negative, -magnitude, magnitude) & (fmt.num_codes - 1)
+    sign_bit = np.uint64(fmt.sign_mask)
+    codes: np.ndarray = magnitude.astype(np.uint64)
+    if fmt.code_form is CodeForm.TWOS_COMPLEMENT:
+        codes = np.where(negative, (-magnitude).astype(np.uint64) & np.uint64(fmt.num_codes - 1), codes)
+    elif fmt.specials is Specials.NAN_IS_NEGATIVE_ZERO:
+        codes = np.where(negative & (magnitude != 0), codes | sign_bit, codes)
     else:
-        signed = negative & (magnitude != 0) if fmt.specials is Specials.NAN_IS_NEGATIVE_ZERO else negative
-        codes = np.where(signed, magnitude | fmt.sign_mask, magnitude)
-    narrowed: np.ndarray = codes.astype(fmt.code_dtype)
-    return narrowed
+        codes = np.where(negative, codes | sign_bit, codes)  # sign_bit is 0 in an unsigned format
+    return codes.astype(fmt.code_dtype)
 
 
 def _has_encode_table(dtype: np.dtype, fmt: FloatFormat, rounding: Rounding) -> bool:
@@ -250,6 +253,11 @@ def _round_magnitude(
         code + round_up, 0
     )  # below the smallest value of a format without zero: that value
     return rounded
+
+
+def _check_format(fmt: Any, caller: str) -> None:
+    if not isinstance(fmt, FloatFormat):
+        raise TypeError(f"{caller}: fmt is {fmt!r}, needed a FloatFormat")
 
 
 def _points_toward_zero(negative: np.ndarray, rounding: Rounding) -> np.ndarray:

@@ -57,6 +57,7 @@ class FloatFormat:
     nan_code: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.exponent_bits <= 11:
             raise ValueError(f"{self.name}: exponent_bits is {self.exponent_bits}, needed 1 to 11")
         if not 0 <= self.mantissa_bits <= 52:
@@ -65,16 +66,39 @@ class FloatFormat:
             raise ValueError(f"{self.name}: infinity and NaN need a mantissa bit and a sign")
         if self.specials is Specials.NAN_IS_NEGATIVE_ZERO and not self.signed:
             raise ValueError(f"{self.name}: NaN at negative zero needs a sign")
-        if self.code_form is CodeForm.TWOS_COMPLEMENT and (not self.signed or self.specials is not Specials.NONE):
-            raise ValueError(f"{self.name}: two's complement needs a sign and has no code for NaN or infinity")
+        if self.code_form is CodeForm.TWOS_COMPLEMENT:
+            if not self.signed or self.specials is not Specials.NONE:
+                raise ValueError(f"{self.name}: two's complement needs a sign and has no code for NaN or infinity")
+            if self.exponent_bits != 1 or not self.has_subnormals:
+                raise ValueError(f"{self.name}: two's complement is for fixed point: exponent_bits 1, with subnormals")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
         if self.nan_code is None:
             object.__setattr__(self, "nan_code", self._default_nan_code())
         elif not self._is_nan_code(self.nan_code):
             raise ValueError(f"{self.name}: nan_code {self.nan_code:#x} is not a NaN of this format")
-        if self.max_code < 0 or self.emax > 1023 or self.emin - self.mantissa_bits < -1074:
+        if self.max_code < int(self.has_subnormals):
+            raise ValueError(f"{self.name}: this format has no value but zero and NaN")
+        if self.emax > 1023 or self.emin - self.mantissa_bits < -1074:
             raise ValueError(f"{self.name}: float64 cannot hold every value of this format exactly")
+
+    def _check_types(self) -> None:
+        needed: dict[str, tuple[type, ...]] = {
+            "name": (str,),
+            "exponent_bits": (int,),
+            "mantissa_bits": (int,),
+            "bias": (int, type(None)),
+            "specials": (Specials,),
+            "signed": (bool,),
+            "has_subnormals": (bool,),
+            "code_form": (CodeForm,),
+            "nan_code": (int, type(None)),
+        }
+        for field, types in needed.items():
+            value = getattr(self, field)
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                wanted = " or ".join("None" if t is type(None) else t.__name__ for t in types)
+                raise TypeError(f"FloatFormat: {field} is {value!r}, needed {wanted}")
 
     def _default_nan_code(self) -> int | None:
         if self.specials is Specials.NAN_ALL_ONES:

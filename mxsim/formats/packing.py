@@ -87,6 +87,8 @@ def unpack(
 
 def _layout(fmt: FloatFormat | int, caller: str) -> tuple[int, int, int]:
     """(bits of a code, codes and bytes of the smallest whole group)."""
+    if not isinstance(fmt, (FloatFormat, int, np.integer)) or isinstance(fmt, bool):
+        raise TypeError(f"{caller}: fmt is {fmt!r}, needed a FloatFormat or a number of bits")
     bits = fmt.bits if isinstance(fmt, FloatFormat) else int(fmt)
     if not 1 <= bits <= 8:
         raise ValueError(f"{caller}: {fmt} has {bits} bits, needed 1 to 8")

@@ -70,6 +70,8 @@ def philox_bits(seed: int, shape: int | tuple[int, ...], *, start: int = 0) -> U
     '0x9b00dbd8'
     """
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"philox_bits: shape is {shape}, needed sizes of 0 or more")
     count = prod(shape)
     if not 0 <= seed < 2**64:
         raise ValueError(f"philox_bits: seed is {seed}, needed 0 to 2**64 - 1")
