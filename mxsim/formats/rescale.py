@@ -32,7 +32,7 @@ def rescale(
 
 @lru_cache(maxsize=16)
 def _table(source: FloatFormat, target: FloatFormat) -> tuple[UInt8[np.ndarray, "shifts num_codes"], int]:
-    """(codes by shift - lowest and source code, lowest): below that all underflows, above the last row all saturates."""
+    """(codes by shift - lowest and source code, lowest): below it all underflows, above the last row all saturates."""
     for fmt in (source, target):
         if not (fmt.has_negative_zero and fmt.bits <= 8 and fmt.code_form is CodeForm.SIGN_MAGNITUDE):
             raise ValueError(f"rescale: {fmt} needed to be a signed format of at most 8 bits with subnormals and a -0")
