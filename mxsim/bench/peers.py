@@ -41,7 +41,7 @@ def torchao(device: torch.device) -> list[Rival]:
             Layout.BF16,
             torch.compile(to_mxfp4, dynamic=False) if is_compiled else to_mxfp4,
             lambda shape: num_bytes(Layout.BF16, shape) + num_bytes(Layout.FP4_ROWS, shape),
-            codes_first,
+            same_bits=codes_first,
         ),
         Rival(
             f"torchao {torchao.__version__} to_mx MXFP8 FLOOR, {how}",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mxsim import kernels
 from mxsim.bench.cases import Layout, Shape, num_bytes
+from mxsim.kernels.layouts import FP8_BLOCK
 
 _BF16_TRAFFIC = 2  # a tensor between two steps is written and read
 
@@ -17,6 +18,7 @@ class Rival:
     """Something that does what an op does, or part of it, from the same input.
 
     count_bytes: as for the ops, everything between its steps included.
+    row_multiple: what the rows must be a multiple of.
     same_bits: from its results to the tensors that equal the op's; None where they are others by design.
     """
 
@@ -25,6 +27,7 @@ class Rival:
     reads: Layout
     run: Callable[..., Any]
     count_bytes: Callable[[Shape], int]
+    row_multiple: int = 1
     same_bits: Callable[[Any], tuple[Tensor, ...]] | None = None
     note: str = ""
 
@@ -58,6 +61,7 @@ def unfused() -> list[Rival]:
             Layout.FP4_ROWS,
             column,
             lambda shape: ends(shape) + 2 * between(shape),
+            row_multiple=FP8_BLOCK,  # they become the columns
         ),
     ]
 
