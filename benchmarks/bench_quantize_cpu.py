@@ -1,4 +1,4 @@
-"""Speed and memory of the simulator's quantize, float32 -> MXFP4 on the CPU, beside torchao's eager `to_mx` if installed.
+"""Speed and memory of the simulator's quantize, float32 -> MXFP4 on the CPU, beside torchao's eager `to_mx`.
 
     python benchmarks/bench_quantize_cpu.py [--elements 16777216] [--json FILE]
 

@@ -249,6 +249,8 @@ def _checked_rule(fmt: BlockFormat, rule: ScaleRule | None, order: ScaleOrder | 
         raise ValueError(f"quantize: scale_rule is {rule.name}, but the scales of {fmt} are no powers of two here")
     if fmt.tensor_scaled or order is not None:
         return None
+    if rule is None and fmt.default_scale_rule is None:
+        raise ValueError(f"quantize: scale_rule is None, but {fmt} has no default rule; needed a ScaleRule")
     return rule or fmt.default_scale_rule
 
 

@@ -45,7 +45,7 @@ def pack(codes: UInt[np.ndarray, "*batch n"], fmt: FloatFormat | int) -> UInt8[n
     out = np.empty((*batch, num_groups, num_bytes), np.uint8)
     for i in range(num_bytes):
         out[..., i] = (word >> np.uint64(8 * i)) & np.uint64(0xFF)
-    return out.reshape(*batch, num_groups * num_bytes)[..., : -(-n * bits // 8)]
+    return np.ascontiguousarray(out.reshape(*batch, num_groups * num_bytes)[..., : -(-n * bits // 8)])
 
 
 def unpack(

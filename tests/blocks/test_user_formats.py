@@ -67,3 +67,10 @@ def test_an_element_that_ml_dtypes_lacks_is_refused():
         t.to_ml_dtypes()
     with pytest.raises(TypeError, match="E3M3_FN has no dtype in ml_dtypes"):
         BlockTensor.from_ml_dtypes(*quantize(np.ones((1, 3)), MXFP4).to_ml_dtypes(), MX_E3M3)
+
+
+def test_a_format_without_a_default_rule_needs_one() -> None:
+    fmt = BlockFormat("NO_RULE", E2M1, (1, 32), E8M0, None)
+    with pytest.raises(ValueError, match="scale_rule is None, but NO_RULE has no default rule"):
+        quantize([1.0] * 32, fmt)
+    assert quantize([1.0] * 32, fmt, scale_rule=ScaleRule.FLOOR).scales.tolist() == [125]
