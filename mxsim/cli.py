@@ -192,7 +192,7 @@ def _validate(
 
 @app.command("bench")
 def _bench(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --json: write it here.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="With --json: write it here.")] = None,
     op: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An op of mxsim.kernels; repeat for more. Default: all.")
     ] = None,

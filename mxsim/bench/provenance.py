@@ -28,7 +28,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "mxsim": mxsim.__version__,
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "kernel_sources_sha256": sources_sha256(),
     }
 
@@ -42,6 +42,11 @@ def sources_sha256(folder: Path = _KERNELS) -> str:
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _command() -> str:
+    program = Path(sys.argv[0]).name
+    return shlex.join(["mxsim" if program == "cli.py" else program, *sys.argv[1:]])
 
 
 def _cuda(device: torch.device) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def _print(console: Console, report: "Report", *, on_device: bool) -> None:
         console.print()
         _print_measurements(console, report.measurements)
     if report.comparisons:
+        console.print()
         _print_comparisons(console, report.comparisons)
     if report.overheads:
         has_targets = any(o.target for o in report.overheads)
@@ -166,35 +167,30 @@ def _print_measurements(console: Console, measurements: Sequence["Measurement"])
 
 def _print_comparisons(console: Console, comparisons: Sequence["Comparison"]) -> None:
     has_targets = any(c.target for c in comparisons)
-    print_table(
-        console,
-        "Beside them",
-        [
-            Column("op", "left"),
-            Column("shape", "left"),
-            Column("time"),
-            Column("against", "left"),
-            Column("time"),
-            Column("rate"),
-            Column("op is faster"),
-            *([Column("at least, aim"), Column("", "left")] if has_targets else []),
-            Column("", "left", is_optional=True),
-        ],
-        [
-            [
-                c.ours.case.name,
-                str(c.ours.case.shape),
-                _time(c.ours.timing.us),
-                c.rival,
-                _time(c.rival_timing.us),
-                _rate(1e6 * c.rival_bytes / c.rival_timing.us),
-                f"{c.ratio:.2f}x",
-                *([_bounds(c.target, "{:.1f}x"), _verdict(c)] if has_targets else []),
-                c.note,
-            ]
-            for c in comparisons
-        ],
-    )
+    columns = [
+        Column("beside an op", "left"),
+        Column("time"),
+        Column("op is faster"),
+        *([Column("at least, aim"), Column("", "left")] if has_targets else []),
+        Column("rate", is_optional=True),
+        Column("", "left", is_optional=True),
+    ]
+    by_op: dict[tuple[str, Any, str], list[list[str]]] = {}
+    for c in comparisons:
+        cells = [
+            c.rival,
+            _time(c.rival_timing.us),
+            f"{c.ratio:.2f}x",
+            *([_bounds(c.target, "{:.1f}x"), _verdict(c)] if has_targets else []),
+            _rate(1e6 * c.rival_bytes / c.rival_timing.us),
+            c.note,
+        ]
+        by_op.setdefault((c.ours.case.name, c.ours.case.shape, _time(c.ours.timing.us)), []).append(cells)
+    sections = []
+    for (name, shape, time), rows in by_op.items():
+        heading = Text(name, style="bold").append(f"  {shape.rows} x {shape.columns}, {time}", style="not bold dim")
+        sections.append((heading, rows))
+    print_sections(console, columns, sections, "")
 
 
 def _print_verdicts(console: Console, report: "Report") -> None:
