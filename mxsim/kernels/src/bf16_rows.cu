@@ -23,7 +23,9 @@ struct Bf16ToFp8 {
   static constexpr int kWarpRows = 4;
   static constexpr bool kEveryRow = false;
   using Data = Bf16x16;
-  __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) { return load_bf16x16(p, element); }
+  __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) {
+    return load_bf16x16(p, element);
+  }
   __device__ __forceinline__ static uint32_t convert(const Params&, const Data& x, int64_t, bool, uint4& codes) {
     const uint32_t amax = group_amax_bf16(largest_magnitudes(x), 8);
     if (amax >= BF16::inf_code) {
@@ -43,8 +45,11 @@ struct Bf16ToFp4AndFp8 {
   static constexpr int kWarpRows = 4;
   static constexpr bool kEveryRow = true;
   using Data = Bf16x16;
-  __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) { return load_bf16x16(p, element); }
-  __device__ __forceinline__ static uint32_t convert(const Params& p, const Data& x, int64_t element, bool present, uint4& codes) {
+  __device__ __forceinline__ static Data load(const Params& p, int64_t, int64_t element) {
+    return load_bf16x16(p, element);
+  }
+  __device__ __forceinline__ static uint32_t convert(const Params& p, const Data& x, int64_t element, bool present,
+                                                     uint4& codes) {
     const uint32_t rounding_bias = e2m1_scale_rounding_bias<BF16::mantissa_bits>(ScaleRule(p.rule));
     const uint32_t scale_code = e2m1_scale_code<BF16>(group_amax_bf16(largest_magnitudes(x), 2), rounding_bias);
     const uint32_t factor = both_lanes((254u - scale_code) << BF16::mantissa_bits);

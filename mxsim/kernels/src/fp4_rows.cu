@@ -1,5 +1,6 @@
 // Computes: FP8 rows (1x128 blocks) and BF16 rows from MXFP4 rows.
-// Contract: fp4_row_to_fp8_row is bit-equal to mxsim.blocks.fp4_row_to_fp8_row, expert by expert in the ragged form, whose
+// Contract: fp4_row_to_fp8_row is bit-equal to mxsim.blocks.fp4_row_to_fp8_row, expert by expert in the ragged form,
+// whose
 //   padding is code 0x00 and scale 1; fp4_to_bf16 to mxsim.blocks.dequantize(..., bfloat16).
 // Work split: FP8: see row_tile.cuh; ragged tiles are twice as high, to pay for finding their experts. BF16: flat, a
 //   thread 8 elements.
@@ -52,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) fp4_to_bf16(const __g
   for (int half = 0; half < 2; ++half) {
     const uint32_t four = nibbles >> (16 * half);
     const uint32_t magnitudes = four & 0x7777u;
-    const uint32_t upper = prmt(kUpperLo, kUpperHi, magnitudes) |
-                           ((prmt(0x80808080u, 0x80808080u, four) << 1) & 0x80808080u);
+    const uint32_t upper =
+        prmt(kUpperLo, kUpperHi, magnitudes) | ((prmt(0x80808080u, 0x80808080u, four) << 1) & 0x80808080u);
     const uint32_t lower = prmt(kLowerLo, kLowerHi, magnitudes);
     const uint32_t pairs[2] = {prmt(lower, upper, 0x5140), prmt(lower, upper, 0x7362)};
 #pragma unroll

@@ -4,8 +4,8 @@
 // Work split: a block makes one tile of 128 rows (one expert's) by kCols columns. A thread holds 4 rows by 32, 16 or 8
 //   columns (16 bytes a row), converts and transposes them (transpose.cuh).
 // Grid: x row blocks of a band, y stripes of kCols columns, z bands. Blocks that run together cover a band and many
-//   stripes: whole input rows, and output runs of band * 128 bytes. Without bands all would write at one stride, often a
-//   power of two, and crowd a few memory channels.
+//   stripes: whole input rows, and output runs of band * 128 bytes. Without bands all would write at one stride, often
+//   a power of two, and crowd a few memory channels.
 // Traffic per element: read 17/32, 33/32 or 2 bytes, write 33/32.
 #include "mxsim/transpose.cuh"
 
@@ -13,7 +13,7 @@ namespace mxsim {
 
 // Where a tile lies.
 struct ColumnTile {
-  int64_t first_row;     // of the input
+  int64_t first_row;  // of the input
   int64_t first_col;
   int num_rows;          // real ones, 0 to 128; -1: no tile here
   uint8_t* out_codes;    // of the tile's first column
@@ -32,7 +32,8 @@ __device__ __forceinline__ ColumnTile locate_tile(const Params& p) {
   const int64_t rows_left = expert.size - in_expert;
   tile.first_row = expert.first_row + in_expert;
   tile.num_rows = expert.size < 0 || rows_left <= 0 ? -1 : int(min(rows_left, int64_t(kBlockRows)));
-  tile.out_codes = static_cast<uint8_t*>(p.out_codes) + p.cols * expert.first_padded + tile.first_col * expert.padded + in_expert;
+  tile.out_codes =
+      static_cast<uint8_t*>(p.out_codes) + p.cols * expert.first_padded + tile.first_col * expert.padded + in_expert;
   tile.out_stride = expert.padded;
   tile.out_scales = static_cast<uint32_t*>(p.out_scales) + block * p.cols + tile.first_col;
   return tile;
@@ -107,8 +108,8 @@ struct Fp4Columns {
     const int exponent = int(largest(shared, threadIdx.x / 32)) - kE8M0Bias;
     tile.out_scales[threadIdx.x] = fp32_power_of_two_bits(exponent - p.headroom);
   }
-  __device__ __forceinline__ static void convert(const Params& p, const ColumnTile& tile, const Data& data, const Shared& shared,
-                                                 Transposed<kCols>& transposed) {
+  __device__ __forceinline__ static void convert(const Params& p, const ColumnTile& tile, const Data& data,
+                                                 const Shared& shared, Transposed<kCols>& transposed) {
     const int col_group = my_col_group(), row_group = my_row_group();
     const int code = int(largest(shared, col_group));
     ExpandTable tables[4];
@@ -167,7 +168,8 @@ struct Fp8Columns {
   __device__ __forceinline__ static Data load(const Params& p, const ColumnTile& tile) {
     Data data;
     const int64_t row = tile.first_row + 4 * my_row_group();
-    const uint8_t* codes = static_cast<const uint8_t*>(p.in_codes) + row * p.cols + tile.first_col + 16 * my_col_group();
+    const uint8_t* codes =
+        static_cast<const uint8_t*>(p.in_codes) + row * p.cols + tile.first_col + 16 * my_col_group();
     const uint32_t* scales = static_cast<const uint32_t*>(p.in_scales) + row * p.in_scale_row_stride +
                              tile.first_col / 128 * p.in_scale_col_stride;
 #pragma unroll
@@ -208,8 +210,8 @@ struct Fp8Columns {
   __device__ __forceinline__ static void scales(const Params&, const ColumnTile& tile, Shared& shared) {
     if (threadIdx.x < kCols) tile.out_scales[threadIdx.x] = fp32_power_of_two_bits(largest(shared));
   }
-  __device__ __forceinline__ static void convert(const Params&, const ColumnTile&, const Data& data, const Shared& shared,
-                                                 Transposed<kCols>& transposed) {
+  __device__ __forceinline__ static void convert(const Params&, const ColumnTile&, const Data& data,
+                                                 const Shared& shared, Transposed<kCols>& transposed) {
     const int exponent = largest(shared);
     int gaps[4];
     uint32_t factors[4];
@@ -217,7 +219,7 @@ struct Fp8Columns {
     for (int r = 0; r < 4; ++r) {
       const int mine = scale_exponent_of_fp32(data.scale_bits[r]);
       gaps[r] = mine == kNotAPowerOfTwo ? -1 : max_int(exponent - mine, 0);  // below 0 only where the row is all zeros
-      factors[r] = both_lanes(f16_power_of_two(-min_int(gaps[r], 24)));       // beyond 24 all codes round to zero, too
+      factors[r] = both_lanes(f16_power_of_two(-min_int(gaps[r], 24)));      // beyond 24 all codes round to zero, too
     }
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
@@ -256,7 +258,8 @@ struct Bf16Columns {
   __device__ __forceinline__ static Data load(const Params& p, const ColumnTile& tile) {
     Data data;
     const int64_t column = tile.first_col + 8 * my_col_group();
-    const uint16_t* in = static_cast<const uint16_t*>(p.in_codes) + (tile.first_row + 4 * my_row_group()) * p.cols + column;
+    const uint16_t* in =
+        static_cast<const uint16_t*>(p.in_codes) + (tile.first_row + 4 * my_row_group()) * p.cols + column;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const bool present = 4 * my_row_group() + r < tile.num_rows && column < p.cols;
@@ -267,10 +270,9 @@ struct Bf16Columns {
   __device__ __forceinline__ static void reduce(const Data& data, Shared& shared) {
     uint4 largest = max_magnitudes(max_magnitudes(data.x[0], data.x[1]), max_magnitudes(data.x[2], data.x[3]));
     for (int offset = kRowLanes; offset < kWarpSize; offset *= 2) {
-      largest = max_magnitudes(largest, {__shfl_xor_sync(kAllLanes, largest.x, offset),
-                                         __shfl_xor_sync(kAllLanes, largest.y, offset),
-                                         __shfl_xor_sync(kAllLanes, largest.z, offset),
-                                         __shfl_xor_sync(kAllLanes, largest.w, offset)});
+      largest = max_magnitudes(
+          largest, {__shfl_xor_sync(kAllLanes, largest.x, offset), __shfl_xor_sync(kAllLanes, largest.y, offset),
+                    __shfl_xor_sync(kAllLanes, largest.z, offset), __shfl_xor_sync(kAllLanes, largest.w, offset)});
     }
     if (threadIdx.x % kWarpSize < kColGroups) shared.warp_max[threadIdx.x / kWarpSize][my_col_group()] = largest;
   }
@@ -294,8 +296,8 @@ struct Bf16Columns {
       }
     }
   }
-  __device__ __forceinline__ static void convert(const Params&, const ColumnTile& tile, const Data& data, const Shared& shared,
-                                                 Transposed<kCols>& transposed) {
+  __device__ __forceinline__ static void convert(const Params&, const ColumnTile& tile, const Data& data,
+                                                 const Shared& shared, Transposed<kCols>& transposed) {
     const int real_rows = min_int(max_int(tile.num_rows - 4 * my_row_group(), 0), 4);
     const uint32_t real_mask = real_rows == 4 ? 0xFFFFFFFFu : (1u << (8 * real_rows)) - 1u;  // padding stays 0x00
     const float* factors = shared.factors + 8 * my_col_group();
@@ -318,12 +320,12 @@ struct Bf16Columns {
   }
 };
 
-#define MXSIM_COLUMN_KERNELS(name, Op)                                                                                 \
+#define MXSIM_COLUMN_KERNELS(name, Op)                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads) name##_dense(const __grid_constant__ Params p) {  \
-    convert_columns<Op, false>(p);                                                                                     \
-  }                                                                                                                    \
+    convert_columns<Op, false>(p);                                                                         \
+  }                                                                                                        \
   extern "C" __global__ void __launch_bounds__(kThreads) name##_ragged(const __grid_constant__ Params p) { \
-    convert_columns<Op, true>(p);                                                                                      \
+    convert_columns<Op, true>(p);                                                                          \
   }
 MXSIM_COLUMN_KERNELS(fp4_row_to_fp8_col, Fp4Columns)
 MXSIM_COLUMN_KERNELS(fp8_row_to_fp8_col, Fp8Columns)

@@ -1,5 +1,6 @@
 // Computes: from FP8 rows (1x128 blocks, power-of-two scales): MXFP4 rows, and the same rows laid out expert by expert.
-// Contract: fp8_row_to_fp4_row is bit-equal to mxsim.blocks.fp8_row_to_fp4_row; a scale that is no power of two counts as
+// Contract: fp8_row_to_fp4_row is bit-equal to mxsim.blocks.fp8_row_to_fp4_row; a scale that is no power of two counts
+// as
 //   NaN here. fp8_row_to_ragged copies codes and scales; its padding is code 0x00 and scale 1.
 // Work split: see row_tile.cuh; to MXFP4 a lane takes 32 elements, and no scales are shared.
 // Traffic per element: read 33/32 byte, write 17/32 byte (FP4) or 33/32 byte (ragged).

@@ -1,6 +1,7 @@
 // Computes: MXFP4 rows of bfloat16, binary16 or binary32 values.
 // Contract: bit-equal to mxsim.blocks.quantize(x, MXFP4, scale_rule=...).
-// Work split: the tensor is flat, since blocks of 32 never straddle rows. bfloat16: a thread takes 16 elements at a time,
+// Work split: the tensor is flat, since blocks of 32 never straddle rows. bfloat16: a thread takes 16 elements at a
+// time,
 //   two neighbouring threads a block, and has kLoads of them in flight; the others 8 elements, four threads a block.
 // Traffic per element: read 2 bytes (4 for binary32), write 17/32 byte.
 #include "mxsim/device.cuh"

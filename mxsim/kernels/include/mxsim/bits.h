@@ -5,14 +5,28 @@
 
 namespace mxsim {
 
-MXSIM_HD constexpr int max_int(int a, int b) { return a > b ? a : b; }
-MXSIM_HD constexpr int min_int(int a, int b) { return a < b ? a : b; }
-MXSIM_HD constexpr int clamp_int(int x, int low, int high) { return min_int(max_int(x, low), high); }
-MXSIM_HD constexpr uint32_t max_uint(uint32_t a, uint32_t b) { return a > b ? a : b; }
-MXSIM_HD constexpr uint32_t min_uint(uint32_t a, uint32_t b) { return a < b ? a : b; }
+MXSIM_HD constexpr int max_int(int a, int b) {
+  return a > b ? a : b;
+}
+MXSIM_HD constexpr int min_int(int a, int b) {
+  return a < b ? a : b;
+}
+MXSIM_HD constexpr int clamp_int(int x, int low, int high) {
+  return min_int(max_int(x, low), high);
+}
+MXSIM_HD constexpr uint32_t max_uint(uint32_t a, uint32_t b) {
+  return a > b ? a : b;
+}
+MXSIM_HD constexpr uint32_t min_uint(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
 
-MXSIM_HD constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-MXSIM_HD constexpr int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+MXSIM_HD constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+MXSIM_HD constexpr int64_t round_up(int64_t a, int64_t multiple) {
+  return ceil_div(a, multiple) * multiple;
+}
 
 // floor(log2(x)).  x > 0.
 MXSIM_HD constexpr int floor_log2(uint32_t x) {

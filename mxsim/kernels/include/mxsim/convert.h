@@ -38,7 +38,8 @@ MXSIM_HD constexpr int fp8_scale_exponent(uint32_t amax_bf16_magnitude) {
   return max_int(rounded - BF16::bias - E4M3::emax, kMinScaleExponent);
 }
 static_assert(fp8_scale_exponent(0x43E0) == 0 && fp8_scale_exponent(0x43E1) == 1, "448 and the next BF16");
-static_assert(fp8_scale_exponent(0x0000) == 0 && fp8_scale_exponent(0x0001) == -127 && fp8_scale_exponent(0x7F7F) == 120);
+static_assert(fp8_scale_exponent(0x0000) == 0 && fp8_scale_exponent(0x0001) == -127 &&
+              fp8_scale_exponent(0x7F7F) == 120);
 
 // ------------------------------------------------------------------------------------------------------- FP4 -> FP8
 // E4M3 magnitude bytes of the eight E2M1 magnitudes times 2**shift, shift = headroom - gap: byte c of {lo, hi} is for

@@ -13,8 +13,12 @@ constexpr uint32_t kSigns16x2 = 0x80008000u;
 constexpr uint32_t kMagnitudes16x2 = 0x7FFF7FFFu;
 constexpr uint32_t kNegativeZeros16x2 = 0x80008000u;  // a * b as fma(a, b, -0): exact, and +0 stays +0
 
-__device__ __forceinline__ uint32_t both_lanes(uint32_t x) { return x * 0x00010001u; }
-__device__ __forceinline__ uint32_t larger_lane(uint32_t x) { return max_uint(x & 0xFFFFu, x >> 16); }
+__device__ __forceinline__ uint32_t both_lanes(uint32_t x) {
+  return x * 0x00010001u;
+}
+__device__ __forceinline__ uint32_t larger_lane(uint32_t x) {
+  return max_uint(x & 0xFFFFu, x >> 16);
+}
 
 // Maximum over 2**k neighbouring lanes (width = 2**k), in every lane of the group.
 __device__ __forceinline__ uint32_t group_max_u16x2(uint32_t x, int width) {
@@ -34,9 +38,9 @@ __device__ __forceinline__ uint32_t pack_nibbles(const uint32_t (&c)[4]) {
 
 // ------------------------------------------------------------------------------------------------- E2M1 from floats
 // y = |x| * 2**-X, at most 6 after clamping. E2M1 steps by 1/2 below 2, by 1 below 4, by 2 above: by p/2, where
-// p = 2**floor(log2(max(y, 1))). Adding a power of two whose ulp is that step rounds y to nearest even. All of it is done
-// 2**-126 (bfloat16) or 2**-14 (f16) times smaller, where 1.0 is the smallest normal number and 0.5 a subnormal: what is
-// left after taking the power of two off again has the E2M1 code in the bits that follow its sign's place.
+// p = 2**floor(log2(max(y, 1))). Adding a power of two whose ulp is that step rounds y to nearest even. All of it is
+// done 2**-126 (bfloat16) or 2**-14 (f16) times smaller, where 1.0 is the smallest normal number and 0.5 a subnormal:
+// what is left after taking the power of two off again has the E2M1 code in the bits that follow its sign's place.
 
 // Codes of two bfloat16, each at bits 6 to 8 of its lane, the sign in bit 15 except on what rounds to zero. factor =
 // 2**-X. y and p carry x's sign, so that no separate magnitude is needed.
@@ -100,7 +104,9 @@ __device__ __forceinline__ uint32_t f16_power_of_two(int exponent) {
 }
 
 // Out of line: subnormal scales are rare.
-__device__ __noinline__ int subnormal_fp32_exponent(uint32_t bits) { return fp32_exponent(bits); }
+__device__ __noinline__ int subnormal_fp32_exponent(uint32_t bits) {
+  return fp32_exponent(bits);
+}
 
 __device__ __forceinline__ int scale_exponent_of_fp32(uint32_t bits) {
   if (bits < 0x00800000u) return subnormal_fp32_exponent(bits);
@@ -114,7 +120,9 @@ struct ExpandTable {
 };
 
 // Out of line: scale gaps this large are rare, and their code is long.
-__device__ __noinline__ Fp4Table fp4_table_with_subnormals(int shift) { return fp4_table(shift); }
+__device__ __noinline__ Fp4Table fp4_table_with_subnormals(int shift) {
+  return fp4_table(shift);
+}
 
 // For one block of 32 whose scale code is `code`, in a group whose largest exponent is `shared` (E + 127).
 __device__ __forceinline__ ExpandTable expand_table(uint32_t code, int shared, int headroom) {
@@ -125,7 +133,8 @@ __device__ __forceinline__ ExpandTable expand_table(uint32_t code, int shared, i
 
 // Four nibbles (low 16 bits) -> four bytes. A selector's low three bits choose a magnitude byte; its top bit, the
 // sign, turns 0x80 into 0xFF, of which a left shift leaves the sign in place.
-__device__ __forceinline__ uint32_t expand_fp4x4(uint32_t nibbles, uint32_t magnitude_nibbles, const ExpandTable& table) {
+__device__ __forceinline__ uint32_t expand_fp4x4(uint32_t nibbles, uint32_t magnitude_nibbles,
+                                                 const ExpandTable& table) {
   const uint32_t magnitudes = prmt(table.magnitudes.lo, table.magnitudes.hi, magnitude_nibbles);
   const uint32_t signs = prmt(0x80808080u, 0x80808080u, nibbles);
   return magnitudes | ((signs << 1) & table.sign_mask);
@@ -134,8 +143,7 @@ __device__ __forceinline__ uint32_t expand_fp4x4(uint32_t nibbles, uint32_t magn
 // Eight nibbles -> eight bytes.
 __device__ __forceinline__ uint2 expand_fp4x8(uint32_t nibbles, const ExpandTable& table) {
   const uint32_t magnitude_nibbles = nibbles & 0x77777777u;
-  return {expand_fp4x4(nibbles, magnitude_nibbles, table),
-          expand_fp4x4(nibbles >> 16, magnitude_nibbles >> 16, table)};
+  return {expand_fp4x4(nibbles, magnitude_nibbles, table), expand_fp4x4(nibbles >> 16, magnitude_nibbles >> 16, table)};
 }
 
 // Largest of four E8M0 codes, NaN left out (all NaN: 0). One added modulo 256 turns NaN into the smallest.
@@ -147,8 +155,12 @@ __device__ __forceinline__ uint32_t shared_scale_code(uint32_t four_codes) {
 
 // ------------------------------------------------------------------------------------------------- E4M3 from BF16
 // Bits of the lower, the upper bfloat16 of a pair as binary32.
-__device__ __forceinline__ float lower_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float upper_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float lower_bf16(uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float upper_bf16(uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000u);
+}
 
 // E4M3 codes of four values that a power of two has scaled into range: ties to even; NaN becomes 0x7F.
 __device__ __forceinline__ uint32_t e4m3x4(float x0, float x1, float x2, float x3) {

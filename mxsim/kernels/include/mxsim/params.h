@@ -6,11 +6,11 @@
 namespace mxsim {
 
 struct Params {
-  const void* in_codes;         // or values
+  const void* in_codes;  // or values
   const void* in_scales;
   void* out_codes;
   void* out_scales;
-  void* out_codes_fp8;          // second output of the fused kernel
+  void* out_codes_fp8;  // second output of the fused kernel
   void* out_scales_fp8;
   const int64_t* group_sizes;   // null: dense
   int64_t* padded_sizes;        // null: not wanted
@@ -23,7 +23,7 @@ struct Params {
   int64_t out_scale_batch_stride;
   int32_t num_groups;
   int32_t row_multiple;
-  int32_t rule;                 // ScaleRule
+  int32_t rule;  // ScaleRule
   int32_t headroom;
 };
 

@@ -26,8 +26,8 @@ __device__ __forceinline__ uint2 load_streaming_v2(const void* gmem) {
   return v;
 }
 
-// Byte i of the result: byte (selector nibble i, low three bits) of {a, b}, or, where the nibble's top bit is set, eight
-// copies of that byte's top bit. __byte_perm, by contrast, masks that bit away.
+// Byte i of the result: byte (selector nibble i, low three bits) of {a, b}, or, where the nibble's top bit is set,
+// eight copies of that byte's top bit. __byte_perm, by contrast, masks that bit away.
 __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
@@ -137,7 +137,8 @@ __device__ __forceinline__ uint32_t f16x2_from_upper_e4m3(uint32_t codes) {
 // E4M3 codes of four f16, the first in the lowest byte, ties to even, saturating; NaN becomes 0x7F.
 __device__ __forceinline__ uint32_t e4m3x4_from_f16x2(uint32_t low, uint32_t high) {
   uint32_t d;
-  asm("{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f16x2 a, %1; cvt.rn.satfinite.e4m3x2.f16x2 b, %2; mov.b32 %0, {a, b}; }"
+  asm("{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f16x2 a, %1; cvt.rn.satfinite.e4m3x2.f16x2 b, %2; mov.b32 %0, {a, b}; "
+      "}"
       : "=r"(d)
       : "r"(low), "r"(high));
   return d;
@@ -145,7 +146,8 @@ __device__ __forceinline__ uint32_t e4m3x4_from_f16x2(uint32_t low, uint32_t hig
 // The same of four binary32.
 __device__ __forceinline__ uint32_t e4m3x4_from_f32(float x0, float x1, float x2, float x3) {
   uint32_t d;
-  asm("{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, %2, %1; cvt.rn.satfinite.e4m3x2.f32 b, %4, %3; mov.b32 %0, {a, b}; }"
+  asm("{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, %2, %1; cvt.rn.satfinite.e4m3x2.f32 b, %4, %3; mov.b32 %0, {a, "
+      "b}; }"
       : "=r"(d)
       : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return d;

@@ -1,6 +1,6 @@
-// A block's tile of FP8 rows: kWarpRows rows a warp, every eighth, by 512 columns; a lane 16 neighbouring elements. Eight
-// lanes hold a 128-block, two a 32-block. Scales go through shared memory so that they leave in runs along the rows: they
-// lie column by column (MN-major). Grid: x slices of columns, y and z tiles of rows.
+// A block's tile of FP8 rows: kWarpRows rows a warp, every eighth, by 512 columns; a lane 16 neighbouring elements.
+// Eight lanes hold a 128-block, two a 32-block. Scales go through shared memory so that they leave in runs along the
+// rows: they lie column by column (MN-major). Grid: x slices of columns, y and z tiles of rows.
 #pragma once
 
 #include "device.cuh"
@@ -32,7 +32,8 @@ __device__ __forceinline__ int64_t tile_first_row(int tile_rows) {
   return (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * tile_rows;
 }
 
-// Fill `found` for output rows first_row ..; one warp. An expert's scales are a chunk [K/128, padded rows] of their own.
+// Fill `found` for output rows first_row ..; one warp. An expert's scales are a chunk [K/128, padded rows] of their
+// own.
 template <bool kWithRest, int kTileRows>
 __device__ __forceinline__ void locate_rows(const Params& p, int64_t first_row, RaggedRows<kTileRows>& found) {
   const int lane = threadIdx.x % kWarpSize;

@@ -33,7 +33,9 @@ static_assert(scale_exponent<BF16, E2M1>(0x40E0, ScaleRule::kEven) == 1, "1.75 c
 static_assert(scale_exponent<FP32, E4M3>(0x43E00000, ScaleRule::kRceil) == 0, "448");
 static_assert(scale_exponent<FP32, E2M1>(0x7F7FFFFF, ScaleRule::kRceil) == 126, "FLT_MAX");
 
-MXSIM_HD constexpr uint32_t e8m0_code(int exponent) { return uint32_t(exponent + kE8M0Bias); }
+MXSIM_HD constexpr uint32_t e8m0_code(int exponent) {
+  return uint32_t(exponent + kE8M0Bias);
+}
 
 // binary32 bits of 2**exponent.  -149 <= exponent <= 127.
 MXSIM_HD constexpr uint32_t fp32_power_of_two_bits(int exponent) {
@@ -47,10 +49,12 @@ constexpr int kNotAPowerOfTwo = -1000;  // NaN, and on the device everything els
 // Exponent of a binary32 power of two, subnormals included; kNotAPowerOfTwo for all other bits.
 MXSIM_HD constexpr int fp32_exponent(uint32_t bits) {
   const uint32_t fraction = bits & 0x007FFFFFu;
-  if (bits >= 0x00800000u) return bits < FP32::inf_code && fraction == 0 ? int(bits >> 23) - FP32::bias : kNotAPowerOfTwo;
+  if (bits >= 0x00800000u)
+    return bits < FP32::inf_code && fraction == 0 ? int(bits >> 23) - FP32::bias : kNotAPowerOfTwo;
   return fraction != 0 && (fraction & (fraction - 1u)) == 0 ? floor_log2(fraction) - 149 : kNotAPowerOfTwo;
 }
-static_assert(fp32_exponent(0x3F800000u) == 0 && fp32_exponent(1u) == -149 && fp32_exponent(0xBF800000u) == kNotAPowerOfTwo);
+static_assert(fp32_exponent(0x3F800000u) == 0 && fp32_exponent(1u) == -149 &&
+              fp32_exponent(0xBF800000u) == kNotAPowerOfTwo);
 static_assert(fp32_exponent(0u) == kNotAPowerOfTwo && fp32_exponent(kFp32Nan) == kNotAPowerOfTwo);
 
 }  // namespace mxsim

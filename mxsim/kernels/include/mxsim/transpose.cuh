@@ -1,9 +1,9 @@
 // A tile of 128 rows turned by 90 degrees through shared memory, without bank conflicts.
 //
-// A thread holds 4 rows by some neighbouring columns. It transposes 4x4 bytes in registers and leaves words of four rows;
-// each column's 128 bytes then leave in one run. Word (column, row / 4) lies at 32 * column + (row / 4 ^ swizzle(column
-// group)): the lanes of a warp differ in the low bits of row / 4 or in the column group, so their writes hit 32 banks,
-// and 16-byte reads stay whole.
+// A thread holds 4 rows by some neighbouring columns. It transposes 4x4 bytes in registers and leaves words of four
+// rows; each column's 128 bytes then leave in one run. Word (column, row / 4) lies at 32 * column + (row / 4 ^
+// swizzle(column group)): the lanes of a warp differ in the low bits of row / 4 or in the column group, so their writes
+// hit 32 banks, and 16-byte reads stay whole.
 #pragma once
 
 #include "device.cuh"
@@ -12,8 +12,8 @@ namespace mxsim {
 
 constexpr int kThreads = 256;
 constexpr int kBlockRows = 128;
-constexpr int kRowGroups = kBlockRows / 4;            // threads along the rows
-constexpr int kColGroups = kThreads / kRowGroups;     // and along the columns
+constexpr int kRowGroups = kBlockRows / 4;         // threads along the rows
+constexpr int kColGroups = kThreads / kRowGroups;  // and along the columns
 constexpr int kRowGroupsPerWarp = kWarpSize / kColGroups;
 constexpr int kWarps = kThreads / kWarpSize;
 
@@ -58,8 +58,12 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&rows)[4], uint32_
 }
 
 // A thread's place in the tile.
-__device__ __forceinline__ int my_col_group() { return threadIdx.x % kColGroups; }
-__device__ __forceinline__ int my_row_group() { return threadIdx.x / kColGroups; }
+__device__ __forceinline__ int my_col_group() {
+  return threadIdx.x % kColGroups;
+}
+__device__ __forceinline__ int my_row_group() {
+  return threadIdx.x / kColGroups;
+}
 constexpr int kRowLanes = kColGroups;  // lanes that differ by this or more hold other rows of the same columns
 
 }  // namespace mxsim
