@@ -51,22 +51,26 @@ def _command() -> str:
 
 def _cuda(device: torch.device) -> dict[str, Any]:
     return {
-        "driver": _driver(device),
+        "driver": _driver(),
         "cuda": torch.version.cuda,
         "nvrtc": _nvrtc(),
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
     }
 
 
-def _driver(device: torch.device) -> str:
+def _driver() -> str:
     """The driver's version as nvidia-smi says it; without nvidia-smi the CUDA version that it serves."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
         if lines:
             return lines[0]
-    version = torch._C._cuda_getDriverVersion()
-    return f"for CUDA {version // 1000}.{version % 1000 // 10}"
+    with contextlib.suppress(ImportError, RuntimeError):
+        from cuda.bindings import driver
+
+        _, version = driver.cuDriverGetVersion()
+        return f"for CUDA {version // 1000}.{version % 1000 // 10}"
+    return "unknown"
 
 
 def _nvrtc() -> str | None:

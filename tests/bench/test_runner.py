@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxsim import bench, kernels  # noqa: E402
-from mxsim.bench import peers, runner  # noqa: E402
+from mxsim.bench import peers, provenance, runner  # noqa: E402
 from mxsim.bench.cases import OPS, Case, Shape, cases_at  # noqa: E402
 from mxsim.bench.provenance import sources_sha256  # noqa: E402
 from mxsim.bench.report import Comparison, Copy, Measurement, Overhead, Report  # noqa: E402
@@ -222,3 +222,21 @@ def test_the_hash_covers_content_and_names_of_sources_alone(tmp_path):
     second = sources_sha256(tmp_path)
     (tmp_path / "src" / "a.cu").rename(tmp_path / "src" / "b.cu")
     assert len({first, second, sources_sha256(tmp_path), sources_sha256()}) == 4
+
+
+def test_provenance_of_a_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=132))
+    answer = types.SimpleNamespace(stdout="580.159.04\n580.159.04\n")
+    monkeypatch.setattr(provenance.subprocess, "run", lambda *_, **__: answer)
+    found = provenance.provenance(torch.device("cuda", 0))
+    assert found["device"] == "NVIDIA H200"
+    assert found["driver"] == "580.159.04"
+    assert found["multiprocessors"] == 132
+    assert {"cuda", "nvrtc", "torch", "mxsim", "date", "command", "kernel_sources_sha256"} <= found.keys()
+
+    def missing(*_, **__):
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(provenance.subprocess, "run", missing)
+    assert provenance.provenance(torch.device("cuda", 0))["driver"].split()[0] in ("for", "unknown")
