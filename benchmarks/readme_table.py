@@ -1,0 +1,80 @@
+"""The README's table of measured results, made from benchmarks/results: python benchmarks/readme_table.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+# (label, op, shape) of the kernels shown
+KERNELS = [
+    ("BF16 -> MXFP4 rows", "bf16_to_fp4_row", "32768x7168"),
+    ("BF16 -> FP8 rows", "bf16_to_fp8_row", "32768x7168"),
+    ("BF16 -> MXFP4 and FP8 rows, one read", "bf16_to_fp4_and_fp8_row", "32768x7168"),
+    ("MXFP4 rows -> FP8 rows", "fp4_row_to_fp8_row", "32768x7168"),
+    ("FP8 rows -> MXFP4 rows", "fp8_row_to_fp4_row", "32768x7168"),
+    ("MXFP4 rows -> FP8 columns", "fp4_row_to_fp8_col", "32768x7168"),
+    ("the same, 32 uneven experts", "fp4_row_to_fp8_col", "32768x7168/32"),
+    ("BF16 -> FP8 columns", "bf16_to_fp8_col", "32768x7168"),
+    ("FP8 rows -> FP8 columns", "fp8_row_to_fp8_col", "32768x7168"),
+]
+# (what an op is compared with, as the results call it, the row's label)
+RIVALS = [
+    ("bf16_to_fp4_row", "torchao", "against torch.compile'd {rival}"),
+    ("fp4_row_to_fp8_row", "fp4_to_bf16, bf16_to_fp8_row", "against MXFP4 -> BF16 -> FP8 rows"),
+    ("fp4_row_to_fp8_col", "fp4_to_bf16, t()", "against MXFP4 -> BF16 -> torch's transpose (1.5 ms) -> FP8"),
+]
+
+
+def load(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def table() -> str:
+    """Markdown."""
+    kernels, validation, simulator = load("kernels_h200.json"), load("validate_h200.json"), load("quantize_cpu.json")
+    made = kernels["provenance"]
+    copy = kernels["copy"]["tb_per_s"]
+    lines = [
+        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"32768 x 7168; a copy in the same run moves {copy:.2f} TB/s (read + write). `{made['command']}`",
+        "",
+        "| kernel | time | rate | of the copy |",
+        "| --- | --- | --- | --- |",
+    ]
+    for label, op, shape in KERNELS:
+        (row,) = (r for r in kernels["ops"] if (r["op"], r["shape"]) == (op, shape))
+        lines.append(f"| {label} | {row['us']:.0f} us | {row['tb_per_s']:.2f} TB/s | {row['of_copy']:.2f} |")
+    lines += ["", "| in the same run | this | that | faster |", "| --- | --- | --- | --- |"]
+    for op, start, label in RIVALS:
+        (row,) = (
+            r
+            for r in kernels["comparisons"]
+            if r["op"] == op
+            and r["shape"] == "32768x7168"
+            and r["rival"].startswith(start)
+            and "MXFP8" not in r["rival"]
+        )
+        name = label.format(rival=row["rival"].removesuffix(", compiled"))
+        lines.append(f"| `{op}` {name} | {row['op_us']:.0f} us | {row['us']:.0f} us | {row['ratio']:.1f}x |")
+    (call,) = (c for c in kernels["overhead"] if c["call"] == "bf16_to_fp4_row")
+    ours, theirs = simulator["ms"].values()
+    rate = simulator["elements"] / 1e3
+    cpu = load("kernels_cpu.json")
+    (host,) = (r for r in cpu["ops"] if r["op"] == "bf16_to_fp4_row")
+    machine, extra = simulator["provenance"]["machine"], simulator["extra_bytes_over_input"]
+    lines += [
+        "",
+        f"- Bits on that H200: {validation['elements']:,} elements of all ops compared, {validation['mismatches']} differ",
+        f"  (`mxsim validate --device cuda`, {validation['seconds']:.0f} s). compute-sanitizer (memcheck, racecheck,",
+        "  initcheck, synccheck) is clean (`benchmarks/sanitize.py`).",
+        f"- Python's share of a call, queue not full: {call['us']:.0f} us for `bf16_to_fp4_row`, {call['empty_us']:.0f} of them",
+        "  for `torch.empty`. The goal of 15 us is missed on that machine, where a torch in-place add takes 8 to 10.",
+        f"- {machine}: the simulator quantizes to MXFP4 at {rate / ours:.0f} M elements/s, with {extra:.2f} of the input's",
+        f"  bytes as extra memory; torchao {simulator['provenance']['torchao']} eager, in the same run, at",
+        f"  {rate / theirs:.0f} (all bytes equal). The host build: {host['elements_per_s'] / 1e6:.0f} M elements/s.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,35 @@
+"""The README does not lie: its example runs, its numbers are those of benchmarks/results, its files exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_prints_what_its_comments_say(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    exec(example, {})
+    in_rows_and_columns, at_headroom_0 = capsys.readouterr().out.splitlines()
+    assert in_rows_and_columns == "0 0"
+    assert int(at_headroom_0) > 0
+
+
+def test_the_measured_tables_are_those_of_the_results():
+    script = ROOT / "benchmarks/readme_table.py"
+    table = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    assert table.strip() in README
+
+
+def test_every_file_it_names_exists():
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_it_counts_the_cases_that_broke_other_libraries():
+    from tests.cases.bug_cases import CASES
+
+    assert f"{len(CASES)} cases from public bug reports" in README
