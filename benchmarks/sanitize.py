@@ -3,8 +3,8 @@
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1    # one allocation a tensor, so that bounds are the tensors' own
     compute-sanitizer --tool memcheck --report-api-errors no python benchmarks/sanitize.py
 
-and with the tools racecheck, initcheck and synccheck. API errors are left out: the bindings ask the driver for functions
-that it may not have.
+and with the tools racecheck, initcheck and synccheck. API errors are left out: the bindings ask the driver for
+functions that it may not have.
 """
 
 import torch
