@@ -65,12 +65,12 @@ def table() -> str:
     machine, extra = simulator["provenance"]["machine"], simulator["extra_bytes_over_input"]
     lines += [
         "",
-        f"- Bits on that H200: {bits:,} elements of all ops compared, {differing} differ (`mxsim validate --device cuda`,",
-        f"  {seconds:.0f} s). compute-sanitizer (memcheck, racecheck, initcheck, synccheck) is clean",
+        f"- Bits on that H200: {bits:,} elements of all ops compared, {differing} differ",
+        f"  (`mxsim validate --device cuda`, {seconds:.0f} s). compute-sanitizer (memcheck, racecheck, initcheck, synccheck) is clean",
         "  (`benchmarks/sanitize.py`).",
         f"- Python's share of a call, queue not full: {call['us']:.0f} us for `bf16_to_fp4_row`,",
-        f"  {call['empty_us']:.0f} of them for `torch.empty`. The goal of 15 us is missed on that machine, where a torch",
-        "  in-place add takes 8 to 10.",
+        f"  {call['empty_us']:.0f} of them for `torch.empty`. The goal of 15 us is missed on that machine, where an",
+        "  in-place add of torch takes 8 to 10.",
         f"- {machine}: the simulator quantizes to MXFP4 at {rate / ours:.0f} M elements/s, with {extra:.2f} of the",
         f"  input's bytes as extra memory; torchao {simulator['provenance']['torchao']} eager, in the same run, at",
         f"  {rate / theirs:.0f} (all bytes equal). The host build: {host['elements_per_s'] / 1e6:.0f} M elements/s.",
