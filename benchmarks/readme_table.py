@@ -66,8 +66,8 @@ def table() -> str:
     lines += [
         "",
         f"- Bits on that H200: {bits:,} elements of all ops compared, {differing} differ",
-        f"  (`mxsim validate --device cuda`, {seconds:.0f} s). compute-sanitizer (memcheck, racecheck, initcheck, synccheck) is clean",
-        "  (`benchmarks/sanitize.py`).",
+        f"  (`mxsim validate --device cuda`, {seconds:.0f} s). compute-sanitizer (memcheck, racecheck,",
+        "  initcheck, synccheck) is clean (`benchmarks/sanitize.py`).",
         f"- Python's share of a call, queue not full: {call['us']:.0f} us for `bf16_to_fp4_row`,",
         f"  {call['empty_us']:.0f} of them for `torch.empty`. The goal of 15 us is missed on that machine, where an",
         "  in-place add of torch takes 8 to 10.",
