@@ -137,6 +137,8 @@ def test_an_interrupt_is_one_line_and_leaves_no_file(tmp_path):
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
         text=True,
+        # A shell's background jobs ignore interrupts, and so would a Python that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".out.csv*")) and time.monotonic() < deadline:
