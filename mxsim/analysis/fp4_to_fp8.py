@@ -59,7 +59,7 @@ def is_lossless(t: BlockTensor, *, headroom: int) -> Bool[np.ndarray, "*groups"]
 
 def _exponents(t: BlockTensor) -> tuple[Int[np.ndarray, "*blocks"], Bool[np.ndarray, "*blocks"]]:
     """Unbiased scale exponents and which scales are NaN, the blocks of the axis along the last axis."""
-    if t.format is not MXFP4:
+    if t.format != MXFP4:
         raise ValueError(f"t has format {t.format}, needed MXFP4")
     scales = np.moveaxis(t.scales, t.axis, -1)
     return scales.astype(np.int64) + E8M0.emin, scales == _NAN_SCALE_CODE

@@ -212,7 +212,7 @@ class _Measurement:
 
     def add(self, x: Float[np.ndarray, "stack rows columns"], t: BlockTensor) -> None:
         self.error.add(x, t)
-        if t.format is MXFP4:
+        if t.format == MXFP4:
             for headroom in self.num_lossless:
                 kept = is_lossless(t, headroom=headroom)
                 self.num_lossless[headroom] += int(np.count_nonzero(kept))

@@ -14,6 +14,10 @@ class BlockFormat:
     E8M0 or E4M3 codes (uint8), or as float32 where `scale` is FP32. `tensor_scaled` formats (NVFP4) multiply by one
     more float32 for the whole tensor.
 
+    Raises:
+        TypeError, ValueError: if a field is of another type, or blocks of these parts are not defined: an element of
+            more than 8 bits or without a sign, a scale but E8M0 and FP32, `tensor_scaled` but E2M1 with scale E4M3.
+
     Source: OCP MX v1.0 section 5.1; NVFP4 and the FP8 blocks as in TransformerEngine and DeepGEMM.
 
     >>> MXFP4.bits_per_element, FP8_1X128.bits_per_element
@@ -26,6 +30,23 @@ class BlockFormat:
     scale: FloatFormat
     default_scale_rule: ScaleRule | None
     tensor_scaled: bool = False
+
+    def __post_init__(self) -> None:
+        for field, value in (("element", self.element), ("scale", self.scale)):
+            if not isinstance(value, FloatFormat):
+                raise TypeError(f"{self.name}: {field} is {value!r}, needed a FloatFormat")
+        rule = self.default_scale_rule
+        if not (rule is None or isinstance(rule, ScaleRule)):
+            raise TypeError(f"{self.name}: default_scale_rule is {rule!r}, needed a ScaleRule or None")
+        shape = self.block_shape
+        if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape)):
+            raise ValueError(f"{self.name}: block_shape is {shape!r}, needed two positive integers")
+        if self.element.bits > 8 or not self.element.signed:
+            raise ValueError(f"{self.name}: element is {self.element}, needed a signed format of at most 8 bits")
+        if self.tensor_scaled and (self.element != E2M1 or self.scale != E4M3):
+            raise ValueError(f"{self.name}: a tensor scale needs elements E2M1 and scales E4M3")
+        if not self.tensor_scaled and self.scale not in (E8M0, FP32):
+            raise ValueError(f"{self.name}: scale is {self.scale}, needed E8M0 or FP32")
 
     @property
     def block_size(self) -> int:

@@ -99,6 +99,8 @@ def quantize(
     draws = None if random_bits is None else as_numpy(random_bits, caller="quantize", name="random_bits")
     if draws is not None and draws.shape != array.shape:
         raise ValueError(f"quantize: random_bits has shape {draws.shape}, needed {array.shape}, the shape of x")
+    if array.size == 0:  # no block will have its choices checked
+        encode(array, fmt.element, rounding=rounding, random_bits=draws, num_random_bits=num_random_bits)
     given = array
     if rule is None and array.dtype == np.float64:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -110,14 +112,19 @@ def quantize(
     tensor_scale = None
     if fmt.tensor_scaled:
         s_enc = _nvfp4_encode_scale(array)
-        tensor_scale = np.float32(1) / s_enc
+        with np.errstate(under="ignore"):
+            tensor_scale = np.float32(1) / s_enc
         scheme = partial(_nvfp4_scale, s_enc=s_enc, order=scale_order or ScaleOrder.PAPER)
     elif rule is None:
         assert scale_order is not None
         scheme = partial(_fp32_scale, order=scale_order, limit=np.float32(fmt.element.max_finite))
     else:
         # In float32 a product may underflow, which only the roundings that tell 0 from a tiny value would notice.
-        exact_in_float32 = array.dtype == np.float32 and rounding in _NEAREST_OR_TOWARD_ZERO
+        exact_in_float32 = (
+            array.dtype == np.float32
+            and rounding in _NEAREST_OR_TOWARD_ZERO
+            and fmt.element.min_subnormal >= 2 * float(np.finfo(np.float32).smallest_normal)
+        )
         scheme = partial(_power_of_two_scale, fmt=fmt, rule=rule, dtype=np.float32 if exact_in_float32 else np.float64)
 
     codes: np.ndarray = np.empty(array.shape, np.uint8)
@@ -162,7 +169,7 @@ def _quantize_blocks(
             if lost.any():
                 scaled = np.where(lost, np.copysign(_TINY, x), scaled)
         codes = encode_elements(scaled)
-    if fmt.scale is FP32 and poisoned.any():
+    if fmt.scale == FP32 and poisoned.any():
         codes = np.where(per_block(poisoned), np.uint8(fmt.element.nan_code or 0), codes)
     return codes, scales
 
@@ -172,7 +179,7 @@ def _power_of_two_scale(
     amax: Float[np.ndarray, "*blocks"], *, fmt: BlockFormat, rule: ScaleRule, dtype: type[np.floating[Any]]
 ) -> tuple[np.ndarray, np.ndarray]:
     exponent = scale_exponent(amax, fmt.element, rule)
-    if fmt.scale is FP32:
+    if fmt.scale == FP32:
         exponent = np.where(amax == 0, 0, exponent)
         stored = np.ldexp(np.float32(1), exponent.astype(np.int32))
     else:
@@ -240,7 +247,7 @@ def _checked_rule(fmt: BlockFormat, rule: ScaleRule | None, order: ScaleOrder | 
     orders: tuple[ScaleOrder, ...] = ()
     if fmt.tensor_scaled:
         orders = (ScaleOrder.PAPER, ScaleOrder.TE)
-    elif fmt.scale is FP32:
+    elif fmt.scale == FP32:
         orders = (ScaleOrder.TE, ScaleOrder.DEEPGEMM)
     if order is not None and order not in orders:
         needed = " or ".join(["None", *(o.name for o in orders)])

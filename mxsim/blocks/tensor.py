@@ -108,7 +108,7 @@ class BlockTensor:
 
     def scale_values(self) -> Float[np.ndarray, "*blocks"]:
         """Scales as exact float64, without tensor_scale; a NaN scale is NaN."""
-        scales = self.scales if self.format.scale is FP32 else decode(self.scales, self.format.scale)
+        scales = self.scales if self.format.scale == FP32 else decode(self.scales, self.format.scale)
         with np.errstate(invalid="ignore"):  # a signalling NaN
             return scales.astype(np.float64)
 
@@ -144,7 +144,7 @@ class BlockTensor:
             needed = _ml_dtype(part)
             if array.dtype != needed:
                 raise TypeError(f"from_ml_dtypes: {name} has dtype {array.dtype}, needed {needed} for {fmt}")
-            parts.append(array if part is FP32 else array.view(np.uint8))
+            parts.append(array if part == FP32 else array.view(np.uint8))
         scale = None if tensor_scale is None else np.float32(tensor_scale)
         return cls(parts[0], parts[1], fmt, fmt.default_axis if axis is None else axis, scale)
 
@@ -156,7 +156,8 @@ class BlockTensor:
         Raises:
             ValueError: for another suffix, or a format that is not in BLOCK_FORMATS, which `load` could not find.
         """
-        target = _checked_path(path, "save")
+        named = _checked_path(path, "save")
+        target = Path(os.path.realpath(named))  # a link stays, what it points to is written
         if BLOCK_FORMATS.get(self.format.name) != self.format:
             raise ValueError(f"save: format is {self.format}, needed one of {', '.join(BLOCK_FORMATS)}")
         # NOTE: safetensors writes the memory of an array as it lies, whatever its strides.
@@ -172,7 +173,7 @@ class BlockTensor:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                if target.suffix == ".npz":
+                if named.suffix == ".npz":
                     np.savez(file, allow_pickle=False, mxsim=np.array(json.dumps(header)), **arrays)
                 else:
                     import safetensors.numpy
@@ -236,7 +237,7 @@ def dequantize(t: BlockTensor, dtype: Any = np.float32) -> Float[np.ndarray, "*s
 
 def scale_dtype(fmt: BlockFormat) -> np.dtype:
     """NumPy dtype of the stored scales."""
-    return np.dtype(np.float32 if fmt.scale is FP32 else np.uint8)
+    return np.dtype(np.float32 if fmt.scale == FP32 else np.uint8)
 
 
 def _round_once(exact: Float[np.ndarray, "*shape"], dtype: np.dtype) -> np.ndarray:

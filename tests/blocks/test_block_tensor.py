@@ -1,7 +1,9 @@
 """BlockTensor knows its size, checks what it is made of, and passes through ml_dtypes and files bit for bit."""
 
+import copy
 import json
 import os
+import pickle
 import zipfile
 
 import ml_dtypes
@@ -465,3 +467,30 @@ def test_a_safetensors_file_is_read_by_safetensors(tmp_path):
     arrays = safetensors.numpy.load_file(tmp_path / "t.safetensors")
     assert (arrays["codes"] == t.packed()).all()
     assert (arrays["scales"].view(np.uint32) == t.scales.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))], ids=["deepcopy", "pickle"]
+)
+def test_copies_and_what_other_processes_receive_are_the_same_tensor(name, duplicate):
+    x = random_bit_patterns((130, 130), 5)
+    t = quantize(x, BLOCK_FORMATS[name])
+    twin = duplicate(t)
+    assert_tensors_equal(twin, t)
+    assert_tensors_equal(quantize(x, twin.format), t)  # formats are equal by their fields
+    assert np.array_equal(twin.dequantize(), t.dequantize(), equal_nan=True)
+    assert np.array_equal(
+        BlockTensor(twin.codes, twin.scales, twin.format, twin.axis, twin.tensor_scale).scales, t.scales, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_link_stays_a_link(tmp_path, suffix):
+    link, target = tmp_path / f"link{suffix}", tmp_path / "target"
+    target.write_text("old")
+    link.symlink_to(target)
+    t = quantize(np.ones((2, 32)), MXFP4)
+    t.save(link)
+    assert link.is_symlink()
+    assert_tensors_equal(BlockTensor.load(link), t)

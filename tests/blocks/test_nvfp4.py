@@ -139,3 +139,11 @@ def test_amax_of_the_tensor_leaves_out_what_is_not_finite():
     assert t.scales.tolist() == [[0x7F, 0x7E], [0x7E, 0x7F]]
     assert np.isnan(t.dequantize()).sum() == 32
     assert (t.codes[np.isnan(t.dequantize())] == 0).all()
+
+
+def test_a_caller_that_raises_on_underflow_gets_the_same_bits():
+    x = np.full((1, 16), 1e-40, np.float32)  # s_enc is FLT_MAX, 1 / s_enc no normal number
+    want = quantize(x, NVFP4)
+    with np.errstate(all="raise"):
+        t = quantize(x, NVFP4)
+    assert_tensors_equal(t, want)

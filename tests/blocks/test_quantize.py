@@ -392,3 +392,16 @@ def test_a_choice_that_is_no_member_of_its_enum_is_refused(name, value):
 def test_a_format_that_is_no_BlockFormat_is_refused(fmt):
     with pytest.raises(TypeError, match=r"quantize: fmt is .*, needed a BlockFormat"):
         quantize(np.ones(3), fmt)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"rounding": Rounding.STOCHASTIC}, ValueError),
+        ({"rounding": Rounding.STOCHASTIC, "random_bits": np.zeros((0, 32))}, TypeError),
+        ({"random_bits": np.zeros((0, 32), np.uint32)}, ValueError),
+    ],
+)
+def test_an_empty_tensor_does_not_hide_a_wrong_choice(options, error):
+    with pytest.raises(error):
+        quantize(np.zeros((0, 32)), MXFP4, **options)

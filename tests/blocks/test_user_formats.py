@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mxsim.blocks import MXFP4, MXFP8_E5M2, BlockFormat, BlockTensor, ScaleOrder, ScaleRule, quantize
-from mxsim.formats import E2M1, E4M3, E5M2, E8M0, FP32, FloatFormat, Specials
+from mxsim.formats import E2M1, E4M3, E5M2, E8M0, FP16, FP32, FloatFormat, Specials
 from tests import oracle
 from tests.blocks.adversarial import adversarial_blocks, random_bit_patterns
 from tests.blocks.pairs import RULES
@@ -74,3 +74,34 @@ def test_a_format_without_a_default_rule_needs_one() -> None:
     with pytest.raises(ValueError, match="scale_rule is None, but NO_RULE has no default rule"):
         quantize([1.0] * 32, fmt)
     assert quantize([1.0] * 32, fmt, scale_rule=ScaleRule.FLOOR).scales.tolist() == [125]
+
+
+E7M0_LOW = FloatFormat("E7M0_LOW", 7, 0, bias=200)  # its subnormals lie below those of float32
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_elements_finer_than_float32_lose_nothing_from_float32_inputs(rule):
+    fmt = BlockFormat("WIDE", E7M0_LOW, (1, 32), E8M0, rule)
+    x = np.ldexp(np.float32(1), np.array([[54, 0, -20, -60, -71]], np.int32))
+    t = quantize(x, fmt)
+    assert_codes_equal(t.codes, quantize(x.astype(np.float64), fmt).codes, x)
+    assert_floats_equal(t.dequantize(np.float64), x.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ((FP16, (1, 32), E8M0, None), ValueError, "element is FP16, needed a signed format of at most 8 bits"),
+        ((E8M0, (1, 32), E8M0, None), ValueError, "element is E8M0, needed a signed format"),
+        ((E2M1, (1, 32), E5M2, None), ValueError, "scale is E5M2, needed E8M0 or FP32"),
+        ((E2M1, (1, 16), E4M3, None), ValueError, "scale is E4M3, needed E8M0 or FP32"),
+        ((E4M3, (1, 16), E4M3, None, True), ValueError, "a tensor scale needs elements E2M1 and scales E4M3"),
+        ((E2M1, (0, 16), E8M0, None), ValueError, r"block_shape is \(0, 16\), needed two positive integers"),
+        ((E2M1, 32, E8M0, None), ValueError, "block_shape is 32, needed two positive integers"),
+        ((E2M1, (1, 32), "E8M0", None), TypeError, "scale is 'E8M0', needed a FloatFormat"),
+        ((E2M1, (1, 32), E8M0, "floor"), TypeError, "default_scale_rule is 'floor', needed a ScaleRule or None"),
+    ],
+)
+def test_blocks_without_a_definition_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        BlockFormat("OTHER", *fields)
