@@ -1,6 +1,6 @@
 """The `mxsim` command: what can be called and how; mxsim/commands does the work.
 
-Exit status: 0, 1 (what was asked for failed), 2 (bad input: one line on stderr), 130 (interrupted).
+Exit status: 0, 1 (what was asked for failed), 2 (bad input: one line on stderr), 130 or 143 (interrupted, terminated).
 """
 
 import os
@@ -234,10 +234,15 @@ def _console(*, stderr: bool = False) -> Any:
     return Console(highlight=False, stderr=stderr)
 
 
+def _terminate(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)  # leaves through every `with`, so that temporary files go
+
+
 def main() -> None:
     """Entry point of the `mxsim` script."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `mxsim ... | head` ends quietly
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without arrows
     try:

@@ -125,14 +125,19 @@ def test_an_output_that_cannot_say_everything_still_works():
     assert b"E4M3" in result.stdout
 
 
-def test_an_interrupt_is_one_line_and_leaves_no_file(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [(signal.SIGINT, 130, "mxsim: interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_an_interrupt_is_at_most_one_line_and_leaves_no_file(tmp_path, number, status, line):
     # A file that takes minutes: 16 GB of zeros, of which the disk holds none.
     path = tmp_path / "long.npy"
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**16, 2**16)})
         file.truncate(file.tell() + 2**34)
     process = subprocess.Popen(
-        [*COMMAND, "study", str(path), "--csv", str(tmp_path / "out.csv")],
+        [*COMMAND, "study", str(path), "--csv", str(tmp_path / "out.csv"), "--plot", str(tmp_path / "pictures")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
@@ -144,7 +149,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_file(tmp_path):
     while not list(tmp_path.glob(".out.csv*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (130, "", "mxsim: interrupted\n")
+    assert (process.returncode, output, errors) == (status, "", line)
     assert [entry.name for entry in tmp_path.iterdir()] == ["long.npy"]

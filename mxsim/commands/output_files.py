@@ -1,6 +1,7 @@
 """Output files that appear together when all is done, or not at all."""
 
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 
@@ -34,9 +35,12 @@ class OutputFiles:
             raise BadInput(f"cannot write {target}: it is not a regular file")
         if target.exists() and not os.access(target, os.W_OK):
             raise BadInput(f"cannot write {target}: Permission denied")
+        target = Path(os.path.realpath(target))  # a link stays, what it points to is written
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             temporary.touch()
+            if target.exists():
+                shutil.copymode(target, temporary)
         except OSError as error:
             raise BadInput(f"cannot write {target}: {error.strerror}") from error
         self._temporary[target] = temporary

@@ -65,3 +65,15 @@ def test_bad_places_are_known_at_once(tmp_path):
     for folder, reason in ((tmp_path / "file", "not a directory"), (tmp_path / "a" / "b", "No such file")):
         with pytest.raises(BadInput, match=reason):
             OutputFiles().folder(folder)
+
+
+def test_a_link_stays_and_the_mode_of_its_target_too(tmp_path):
+    link, target = tmp_path / "link.txt", tmp_path / "target.txt"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with OutputFiles() as files:
+        files.reserve(link).write_text("new")
+    assert link.is_symlink()
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("new", 0o600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "target.txt"]
