@@ -287,6 +287,9 @@ def _check_random_bits(
         raise ValueError(
             "encode: rounding is STOCHASTIC, which needs random_bits; mxsim.formats.philox_bits makes them"
         )
+    if type(num_random_bits) is bool or not isinstance(num_random_bits, (int, np.integer)):
+        raise TypeError(f"encode: num_random_bits is {num_random_bits!r}, needed an integer")
+    num_random_bits = int(num_random_bits)
     if not 1 <= num_random_bits <= 32:
         raise ValueError(f"encode: num_random_bits is {num_random_bits}, needed 1 to 32")
     bits = as_numpy(random_bits, caller="encode", name="random_bits")

@@ -23,17 +23,20 @@ def as_numpy(x: Any, *, caller: str, name: str) -> np.ndarray:
     torch is never imported: a tensor can only come from a torch that is loaded already.
 
     Raises:
-        TypeError: for a torch tensor that is not a dense CPU tensor, or of a dtype that NumPy and ml_dtypes lack.
+        TypeError: for a torch tensor that is not a dense CPU tensor, or of a dtype that NumPy and ml_dtypes lack; for a
+            masked array with a masked element, which has no value.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
+        if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+            raise TypeError(f"{caller}: {name} is a masked array with masked elements, needed a value for each element")
         return np.asarray(x)
     if x.device.type == "cuda":
         raise TypeError(
             f"{caller}: {name} is a torch tensor on {x.device}, needed a CPU tensor; mxsim.kernels takes CUDA tensors"
         )
-    if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized:
-        kind = "quantized" if x.is_quantized else x.layout
+    if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        kind = "quantized" if x.is_quantized else "nested" if x.is_nested else x.layout
         raise TypeError(f"{caller}: {name} is a torch tensor on {x.device} ({kind}), needed a dense CPU tensor")
     x = x.detach().resolve_conj().resolve_neg()
     if str(x.dtype) in _TORCH_VIEWS:

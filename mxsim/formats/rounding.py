@@ -1,5 +1,6 @@
 """Rounding and overflow modes, and the random bits of stochastic rounding."""
 
+import operator
 from enum import Enum
 from math import prod
 
@@ -64,12 +65,14 @@ def philox_bits(seed: int, shape: int | tuple[int, ...], *, start: int = 0) -> U
     seed). A long tensor can be drawn in pieces: the bits depend on seed and index only.
 
     Raises:
+        TypeError: if seed or start is no integer.
         ValueError: if seed or the last index is negative or needs more than 64 bits.
 
     >>> hex(philox_bits(0, 5)[3])
     '0x9b00dbd8'
     """
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    seed, start = operator.index(seed), operator.index(start)  # a NumPy integer would wrap around
     if any(size < 0 for size in shape):
         raise ValueError(f"philox_bits: shape is {shape}, needed sizes of 0 or more")
     count = prod(shape)

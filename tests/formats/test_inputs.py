@@ -242,3 +242,10 @@ class TestTorch:
         sparse = self.torch.zeros(2, 2).to_sparse()
         with pytest.raises(TypeError, match="encode: values is a torch tensor"):
             encode(sparse, E2M1)
+
+
+def test_a_masked_element_has_no_value():
+    x = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(TypeError, match="values is a masked array with masked elements"):
+        encode(x, E4M3)
+    assert encode(np.ma.masked_array([1.0, 2.0]), E4M3).tolist() == [0x38, 0x40]

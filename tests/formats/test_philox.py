@@ -111,3 +111,16 @@ def test_bad_arguments_are_refused_by_name(arguments, message):
 def test_a_negative_shape_is_refused(shape):
     with pytest.raises(ValueError, match=r"shape|negative"):
         philox_bits(0, shape)
+
+
+@pytest.mark.parametrize("integer", [np.uint8, np.int32, np.uint64])
+def test_numpy_integers_do_not_wrap_around(integer):
+    assert_codes_equal(philox_bits(integer(7), 3, start=integer(127)), philox_bits(7, 3, start=127), np.arange(3))
+    last = int(np.iinfo(integer).max)
+    assert_codes_equal(philox_bits(0, 3, start=integer(last)), philox_bits(0, 3, start=last), np.arange(3))
+
+
+@pytest.mark.parametrize("arguments", [{"seed": 1.5}, {"seed": 0, "start": 2.0}])
+def test_a_seed_or_start_that_is_no_integer_is_refused(arguments):
+    with pytest.raises(TypeError, match="integer"):
+        philox_bits(shape=3, **arguments)

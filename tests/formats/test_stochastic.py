@@ -184,3 +184,9 @@ def test_bad_draws_are_refused_by_name():
     for bad in (r.astype(np.float32), r.astype(bool), r.astype(np.int32) - 1):
         with pytest.raises((TypeError, ValueError), match="random_bits"):
             encode(x, E2M1, rounding=SR, random_bits=bad)
+
+
+@pytest.mark.parametrize("k", [3.5, True, "8", None])
+def test_a_number_of_random_bits_that_is_no_integer_is_refused(k):
+    with pytest.raises(TypeError, match=f"num_random_bits is {k!r}, needed an integer"):
+        encode([1.25], E4M3, rounding=Rounding.STOCHASTIC, random_bits=np.zeros(1, np.uint32), num_random_bits=k)
