@@ -23,6 +23,9 @@ _RAGGED_FP4_TILE_ROWS = 64
 _FP8_TO_FP4_TILE_COLS = 1024
 _BLOCK_ROWS = 128  # kBlockRows
 _MAX_GRID_Y = 32768
+_GEMM_PARAMS = struct.Struct("<5Q7q7i4x")  # struct GemmParams in src/gemm_emulated.cu
+_GEMM_TILE = 64  # kTile
+_MAX_FLOAT_FRACTION_BITS = 16  # 33 integers below 2**(16 + 2) sum exactly in float
 _Grid = tuple[int, int, int]
 _FLAT_ELEMENTS = {torch.bfloat16: 8192, torch.float16: 2048, torch.float32: 2048}  # a block of to_fp4_row
 _TILE_COLUMNS = {"fp4_row_to_fp8_col": 256, "fp8_row_to_fp8_col": 128, "bf16_to_fp8_col": 64}  # Op::kCols
@@ -191,6 +194,52 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
     _launch("fp4_rows", "fp4_to_bf16", grid, codes, scales, shape=out.shape, out=(out, None))
 
 
+def fp8_gemm_emulated(
+    a_codes: Tensor,
+    a_scales: Tensor,
+    b_codes: Tensor,
+    b_scales: Tensor,
+    out: Tensor,
+    fraction_bits: int,
+    products_per_step: int,
+    rounding: int,
+    promotion_interval: int,
+    scale_order: int,
+    split_k: int,
+) -> None:
+    """out = a @ b.T by an accumulator of these numbers (rounding: 0 toward zero, 1 ties to even; interval 0: never)."""
+    (m, k), n, index = a_codes.shape, b_codes.shape[0], a_codes.get_device()
+    arguments = _thread_gemm_arguments
+    _GEMM_PARAMS.pack_into(
+        arguments.buffer,
+        0,
+        a_codes.data_ptr(),
+        b_codes.data_ptr(),
+        a_scales.data_ptr(),
+        b_scales.data_ptr(),
+        out.data_ptr(),
+        m,
+        n,
+        k,
+        *a_scales.stride(),
+        *b_scales.stride(),
+        1 if b_scales.shape[0] == n else _BLOCK_ROWS,
+        out.dtype is torch.bfloat16,
+        fraction_bits,
+        products_per_step,
+        promotion_interval,
+        scale_order,
+        split_k,
+    )
+    name = "gemm_emulated" if fraction_bits <= _MAX_FLOAT_FRACTION_BITS else "gemm_emulated_wide"
+    handle = _kernel("gemm_emulated", f"{name}_{'to_even' if rounding else 'toward_zero'}", index)
+    grid = (-(-n // _GEMM_TILE), -(-m // _GEMM_TILE), 1)
+    if 0 in grid:
+        return
+    with torch.cuda.device(index):
+        _enqueue(handle, grid, index, arguments)
+
+
 # ------------------------------------------------------------------------------------------------------------ launches
 def _launch_columns(
     name: str,
@@ -293,13 +342,14 @@ def _launch(
 class _Arguments(threading.local):
     """A thread's parameter block and the array of pointers that a launch takes; the launch copies both."""
 
-    def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_PARAMS.size)
+    def __init__(self, size: int) -> None:
+        self.buffer = ctypes.create_string_buffer(size)
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
         self.address = ctypes.addressof(self.pointers)
 
 
-_thread_arguments = _Arguments()
+_thread_arguments = _Arguments(_PARAMS.size)
+_thread_gemm_arguments = _Arguments(_GEMM_PARAMS.size)
 
 
 def _enqueue(handle: int, grid: _Grid, index: int, arguments: _Arguments) -> None:
