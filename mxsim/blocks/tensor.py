@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jaxtyping import Float, UInt8
 from mxsim.blocks.block_format import BLOCK_FORMATS, BlockFormat
 from mxsim.blocks.layout import as_matrices, block_of, chunks, join_blocks, normalize_axis, per_block, split_blocks
 from mxsim.formats import BF16, FORMATS, FP32, FloatFormat, Overflow, decode, encode, pack, unpack
+from mxsim.formats.inputs import check_subnormals
 
 # Name of the ml_dtypes dtype of an element or scale format; INT8 codes are plain int8, FP32 scales float32.
 _ML_DTYPES = {
@@ -170,7 +172,7 @@ class BlockTensor:
             "shape": list(self.shape),
             "source_rows": self.source_rows,
         }
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             with temporary.open("wb") as file:
                 if named.suffix == ".npz":
@@ -216,6 +218,7 @@ def dequantize(t: BlockTensor, dtype: Any = np.float32) -> Float[np.ndarray, "*s
     """
     if not isinstance(t, BlockTensor):
         raise TypeError(f"dequantize: t is a {type(t).__name__}, needed a BlockTensor")
+    check_subnormals("dequantize")
     dtype = np.dtype(dtype)
     if dtype not in (np.float64, np.float32, np.float16) and dtype.name != "bfloat16":
         raise TypeError(f"dequantize: dtype is {dtype}, needed float64, float32, float16 or bfloat16")

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +37,7 @@ class OutputFiles:
         if target.exists() and not os.access(target, os.W_OK):
             raise BadInput(f"cannot write {target}: Permission denied")
         target = Path(os.path.realpath(target))  # a link stays, what it points to is written
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             temporary.touch()
             if target.exists():

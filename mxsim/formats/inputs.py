@@ -15,6 +15,7 @@ _TORCH_VIEWS = {
     "torch.float8_e8m0fnu": ("uint8", "float8_e8m0fnu"),
 }
 _EXACT_INTEGER = 2**53
+_SMALLEST, _ONE = np.float32(2.0**-149), np.float32(1)
 
 
 def as_numpy(x: Any, *, caller: str, name: str) -> np.ndarray:
@@ -62,7 +63,9 @@ def as_float(x: Any, *, caller: str, name: str) -> np.ndarray:
     Raises:
         TypeError: if x holds no real numbers, or numbers wider than float64.
         ValueError: for an integer beyond +-2**53, which float64 may not hold.
+        RuntimeError: if this thread flushes subnormal numbers to zero.
     """
+    check_subnormals(caller)
     array = as_numpy(x, caller=caller, name=name)
     dtype = array.dtype
     if dtype.kind in "iu":
@@ -78,6 +81,15 @@ def as_float(x: Any, *, caller: str, name: str) -> np.ndarray:
     raise TypeError(
         f"{caller}: {name} has dtype {dtype}, needed a real floating-point array of at most 64 bits an element"
     )
+
+
+def check_subnormals(caller: str) -> None:
+    """Raise RuntimeError where the processor is set to flush subnormal numbers to zero: no result would be exact."""
+    if _SMALLEST * _ONE == 0:
+        raise RuntimeError(
+            f"{caller}: this thread flushes subnormal numbers to zero, needed IEEE arithmetic; "
+            "turn it off (torch.set_flush_denormal(False))"
+        )
 
 
 def _is_small_ml_dtype(dtype: np.dtype) -> bool:

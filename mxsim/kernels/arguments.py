@@ -50,8 +50,10 @@ def split_group_sizes(op: str, group_sizes: Any) -> tuple[Tensor | None, list[in
         if group_sizes.ndim != 1 or (group_sizes.size and group_sizes.dtype.kind not in "iu"):
             _refuse_group_sizes(op, group_sizes.dtype, group_sizes.shape)
         return None, group_sizes.tolist()
-    if not isinstance(group_sizes, Sequence) or isinstance(group_sizes, str):
+    if not isinstance(group_sizes, Sequence) or isinstance(group_sizes, (str, bytes)):
         raise TypeError(f"{op}: group_sizes is a {type(group_sizes).__name__}, needed a list of integers or a tensor")
+    if any(type(n) is bool for n in group_sizes):
+        raise TypeError(f"{op}: group_sizes is a list of bool, needed a list of integers")
     try:
         return None, [n if isinstance(n, (int, torch.SymInt)) else operator.index(n) for n in group_sizes]
     except TypeError:

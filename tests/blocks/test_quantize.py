@@ -405,3 +405,15 @@ def test_a_format_that_is_no_BlockFormat_is_refused(fmt):
 def test_an_empty_tensor_does_not_hide_a_wrong_choice(options, error):
     with pytest.raises(error):
         quantize(np.zeros((0, 32)), MXFP4, **options)
+
+
+def test_a_thread_that_flushes_subnormals_is_refused_not_wrong():
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        with pytest.raises(RuntimeError, match="quantize: this thread flushes subnormal numbers to zero"):
+            quantize([1e-40] * 32, MXFP4)
+    finally:
+        torch.set_flush_denormal(False)
+    assert quantize([1e-40] * 32, MXFP4).scales.tolist() == [0]
