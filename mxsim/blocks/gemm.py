@@ -24,6 +24,7 @@ from mxsim.blocks.block_format import FP8_1X128, FP8_128X128
 from mxsim.blocks.layout import CHUNK
 from mxsim.blocks.tensor import BlockTensor
 from mxsim.formats import BF16, E4M3, Overflow, Rounding, decode, encode
+from mxsim.formats.inputs import check_subnormals
 
 _BLOCK = FP8_1X128.block_size
 _MAX_FRACTION_BITS = 23  # d is a float32
@@ -142,6 +143,7 @@ def fp8_gemm(
 
     Raises:
         TypeError: if a or b is not a BlockTensor, accumulator no Accumulator, out another dtype.
+        RuntimeError: if this thread flushes subnormal numbers to zero.
         ValueError: if formats, axes, the number of axes or K do not fit, split_k is out of range, scales differ within
             a span, or a span has more than 2**17 elements and its terms are added exactly.
 
@@ -152,6 +154,7 @@ def fp8_gemm(
     >>> fp8_gemm(a, quantize(np.ones((1, 32)), FP8_1X128))  # 256 + 31 * 2**-6, but 2**-6 is below 2**(8 - 13)
     array([[256.]], dtype=float32)
     """
+    check_subnormals("fp8_gemm")
     dtype = _check(a, b, accumulator, split_k, out)
     order = accumulator.scale_order or (
         PromotionOrder.SCALES_FIRST if b.format == FP8_128X128 else PromotionOrder.A_THEN_B
@@ -298,8 +301,10 @@ def _round_to_odd(total: Float64[np.ndarray, "*shape"], lost: Float64[np.ndarray
 
 
 def _exact_terms(d: Float64[np.ndarray, "m n"], scale: Float64[np.ndarray, "m n"]) -> list[np.ndarray]:
-    """Four float64 numbers whose sum is d * scale: 44 by 48 bits, each cut in two."""
-    return [x * y for x in _halves(d) for y in _halves(scale)]
+    """Four float64 numbers whose sum is d * scale: 44 by 48 bits, each cut in two. Infinite and NaN: the first."""
+    first, *others = (x * y for x in _halves(d) for y in _halves(scale))
+    is_finite = np.isfinite(scale)
+    return [np.where(is_finite, first, d * scale), *(np.where(is_finite, x, 0) for x in others)]
 
 
 def _halves(x: Float64[np.ndarray, "m n"]) -> tuple[np.ndarray, np.ndarray]:
@@ -321,7 +326,7 @@ def _rounded_sum(terms: Sequence[Float64[np.ndarray, "m n"]]) -> Float32[np.ndar
         lost += (total - (new - part)) + (term - part)
         magnitude += abs(term)
         total = new
-    total = total + lost
+    total = np.where(np.isfinite(total), total + lost, total)
     error = abs(total) * 2.0**-50 + magnitude * (len(terms) ** 2 * 2.0**-100)
     low, high = ((total + sign * error).astype(np.float32) for sign in (-1, 1))
     result: np.ndarray = np.where(np.isfinite(total), high, total.astype(np.float32))

@@ -4,7 +4,7 @@ Needs torch. CPU tensors run a library that g++ builds on first use (the simulat
 tensors run kernels compiled for the device on first use, which needs the packages of the extra `cuda`.
 """
 
-from mxsim.kernels.layouts import Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles
+from mxsim.kernels.layouts import Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles, RaggedFp8Rows
 from mxsim.kernels.ops import (
     bf16_to_fp4_and_fp8_row,
     bf16_to_fp4_row,
@@ -14,6 +14,7 @@ from mxsim.kernels.ops import (
     fp4_row_to_fp8_col,
     fp4_row_to_fp8_row,
     fp4_to_bf16,
+    fp8_gemm_emulated,
     fp8_row_to_fp4_row,
     fp8_row_to_fp8_col,
     fp8_row_to_ragged,
@@ -24,6 +25,7 @@ __all__ = [
     "Fp8Cols",
     "Fp8Rows",
     "Fp8Tiles",
+    "RaggedFp8Rows",
     "bf16_to_fp4_and_fp8_row",
     "bf16_to_fp4_row",
     "bf16_to_fp8_col",
@@ -32,6 +34,7 @@ __all__ = [
     "fp4_row_to_fp8_col",
     "fp4_row_to_fp8_row",
     "fp4_to_bf16",
+    "fp8_gemm_emulated",
     "fp8_row_to_fp4_row",
     "fp8_row_to_fp8_col",
     "fp8_row_to_ragged",

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mxsim.blocks import ScaleRule
+from mxsim.blocks import Accumulator, PromotionOrder, ScaleRule
+from mxsim.formats import Rounding
 from mxsim.kernels.layouts import FP4_BLOCK, FP8_BLOCK
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -24,6 +25,18 @@ FP32_SCALES = (torch.float32,)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # enum ScaleRule of scale.h
 _RULE_NUMBERS = {ScaleRule.FLOOR: 0, ScaleRule.RCEIL: 1, ScaleRule.CEIL: 2, ScaleRule.EVEN: 3}
+# Of the terms and of their sum, by the number that the backends know them by (gemm_rule of gemm.h).
+GEMM_ROUNDINGS = (
+    (Rounding.TOWARD_ZERO, Rounding.TOWARD_ZERO),
+    (Rounding.TIES_TO_EVEN, Rounding.TIES_TO_EVEN),
+    (None, Rounding.TOWARD_ZERO),
+    (None, Rounding.TIES_TO_EVEN),
+    (Rounding.TOWARD_ZERO, Rounding.TIES_TO_EVEN),
+    (Rounding.TIES_TO_EVEN, Rounding.TOWARD_ZERO),
+)
+PROMOTION_ORDERS = (PromotionOrder.A_THEN_B, PromotionOrder.SCALES_FIRST, PromotionOrder.EXACT)
+_MAX_EXACT_SPAN = 2**17
+_MAX_CUDA_STEP = 32
 
 
 # ------------------------------------------------------------------------------------------------- before dispatching
@@ -40,6 +53,20 @@ def rule_number(op: str, scale_rule: ScaleRule | None) -> int:
     if not isinstance(scale_rule, ScaleRule):
         raise TypeError(f"{op}: scale_rule is {scale_rule!r}, needed a ScaleRule or None")
     return _RULE_NUMBERS[scale_rule]
+
+
+def accumulator_numbers(op: str, accumulator: Accumulator) -> tuple[int, int, int, int, int]:
+    """(fraction bits or -1, products a step, rounding, promotion interval or 0, scale order or -1)."""
+    if not isinstance(accumulator, Accumulator):
+        raise TypeError(f"{op}: accumulator is {accumulator!r}, needed an Accumulator")
+    a = accumulator
+    return (
+        -1 if a.fraction_bits is None else a.fraction_bits,
+        a.products_per_step,
+        GEMM_ROUNDINGS.index((a.term_rounding, a.sum_rounding)),
+        a.promotion_interval or 0,
+        -1 if a.scale_order is None else PROMOTION_ORDERS.index(a.scale_order),
+    )
 
 
 def split_group_sizes(op: str, group_sizes: Any) -> tuple[Tensor | None, list[int] | None]:
@@ -106,20 +133,100 @@ def fp8_scales_of(op: str, scales: Tensor, codes: Tensor) -> Tensor:
 
 
 def _scales_of(
-    op: str, scales: Tensor, dtypes: tuple[torch.dtype, ...], codes: Tensor, bytes_per_scale: int, fmt: str
+    op: str,
+    scales: Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    codes: Tensor,
+    bytes_per_scale: int,
+    fmt: str,
+    prefix: str = "",
 ) -> Tensor:
     if scales.dtype not in dtypes:
-        raise TypeError(f"{op}: scales has dtype {scales.dtype}, needed {_either(dtypes)}")
+        raise TypeError(f"{op}: {prefix}scales has dtype {scales.dtype}, needed {_either(dtypes)}")
     if scales.device != codes.device:
-        raise ValueError(f"{op}: scales is on {scales.device}, needed {codes.device}, where codes is")
+        raise ValueError(f"{op}: {prefix}scales is on {scales.device}, needed {codes.device}, where {prefix}codes is")
     shape = codes.shape
     needed = (*shape[:-1], shape[-1] // bytes_per_scale)
     if scales.shape != needed:
         raise ValueError(
-            f"{op}: scales has shape {tuple(scales.shape)}, needed {tuple(needed)} for {fmt} codes of shape "
+            f"{op}: {prefix}scales has shape {tuple(scales.shape)}, needed {tuple(needed)} for {fmt} codes of shape "
             f"{tuple(shape)}"
         )
     return scales if len(needed) == 2 else scales.reshape(prod(needed[:-1]), needed[-1])
+
+
+def gemm_operands(
+    op: str, a_codes: Tensor, a_scales: Tensor, b_codes: Tensor, b_scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """(the four tensors, codes as contiguous matrices; whether the scales of b are those of tiles)."""
+    a = rows_of(op, "a_codes", a_codes, FP8_CODES, 1, FP8_BLOCK)
+    b = rows_of(op, "b_codes", b_codes, FP8_CODES, 1, FP8_BLOCK)
+    if len(b_codes.shape) != 2:
+        raise ValueError(f"{op}: b_codes has {len(b_codes.shape)} axes, needed 2")
+    if b.device != a.device:
+        raise ValueError(f"{op}: b_codes is on {b.device}, needed {a.device}, where a_codes is")
+    if b.shape[1] != a.shape[1]:
+        raise ValueError(f"{op}: b_codes has rows of {b.shape[1]} elements, needed {a.shape[1]}, as in a_codes")
+    a_scales = _scales_of(op, a_scales, FP32_SCALES, a_codes, FP8_BLOCK, "FP8_1X128", "a_")
+    n, num_blocks = b.shape[0], b.shape[1] // FP8_BLOCK
+    tiles = (-(-n // FP8_BLOCK), num_blocks)
+    is_tiled = len(b_scales.shape) == 2 and b_scales.shape[0] != n and b_scales.shape == tiles
+    if not is_tiled:
+        if b_scales.dtype in FP32_SCALES and b_scales.shape != (n, num_blocks):
+            raise ValueError(
+                f"{op}: b_scales has shape {tuple(b_scales.shape)}, needed {(n, num_blocks)} or {tiles} for codes of "
+                f"shape {tuple(b.shape)}"
+            )
+        return a, a_scales, b, _scales_of(op, b_scales, FP32_SCALES, b_codes, FP8_BLOCK, "FP8_1X128", "b_"), False
+    if b_scales.dtype not in FP32_SCALES:
+        raise TypeError(f"{op}: b_scales has dtype {b_scales.dtype}, needed {_either(FP32_SCALES)}")
+    if b_scales.device != b.device:
+        raise ValueError(f"{op}: b_scales is on {b_scales.device}, needed {b.device}, where b_codes is")
+    return a, a_scales, b, b_scales, True
+
+
+def check_split_k(op: str, split_k: int, num_blocks: int) -> None:
+    """Raises ValueError outside 1 to the number of blocks of K."""
+    if not 1 <= split_k <= max(num_blocks, 1):
+        raise ValueError(f"{op}: split_k is {split_k}, needed 1 to {max(num_blocks, 1)}, the blocks of K")
+
+
+def check_exact_span(op: str, depth: int, fraction_bits: int, rounding: int, interval: int) -> None:
+    """Raises ValueError where terms are added exactly over more elements than a float64 holds the sum of."""
+    span = min(interval or depth, depth)
+    if span > _MAX_EXACT_SPAN and (fraction_bits < 0 or GEMM_ROUNDINGS[rounding][0] is None):
+        raise ValueError(
+            f"{op}: a span has {span} elements, needed at most {_MAX_EXACT_SPAN} for an accumulator whose terms are "
+            "added exactly"
+        )
+
+
+def check_equal_scales(op: str, name: str, scales: Tensor, interval: int, split_k: int) -> None:
+    """Raises ValueError if scales [rows, blocks] differ within a span of interval elements (0: a whole part)."""
+    num_blocks = scales.shape[1]
+    part = max(-(-num_blocks // split_k), 1)
+    step = interval // FP8_BLOCK if interval else part
+    if step <= 1:
+        return
+    for start in range(0, num_blocks, part):
+        for first in range(start, min(start + part, num_blocks), step):
+            blocks = scales[:, first : min(first + step, start + part, num_blocks)]
+            if not bool(((blocks == blocks[:, :1]) | (blocks.isnan() & blocks[:, :1].isnan())).all()):
+                raise ValueError(
+                    f"{op}: {name} differ within a span of {blocks.shape[1] * FP8_BLOCK} elements, needed equal ones "
+                    f"for a promotion_interval of {interval or None}"
+                )
+
+
+def check_cuda_accumulator(
+    op: str, fraction_bits: int, products_per_step: int, rounding: int, scale_order: int
+) -> None:
+    """Raises NotImplementedError for what only the host computes."""
+    if fraction_bits < 0 or rounding > 1 or scale_order == 2 or products_per_step > _MAX_CUDA_STEP:
+        raise NotImplementedError(
+            f"{op}: accumulator adds exactly, rounds terms and sum differently or takes more than {_MAX_CUDA_STEP} "
+            "products a step, which CUDA tensors have no kernel for: use CPU tensors"
+        )
 
 
 def check_headroom(op: str, headroom: Any) -> None:

@@ -45,6 +45,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types, without the last on
     "to_fp8_tile": (_Pointer, _Long, *_SHAPE, _Int, _Pointer, *_STRIDED, _Long),
     "to_fp4_and_fp8_row": (_Pointer, *_SHAPE, _Int, _Int, _Pointer, _Pointer, _Pointer, *_STRIDED, *_GROUPS),
     "fp4_to_bf16": (_Pointer, _Pointer, *_SHAPE, _Pointer),
+    "fp8_gemm_emulated": (
+        *(_Pointer, *_STRIDED, _Pointer, *_STRIDED, _Int),  # operands, rows that share a scale of b
+        *(*_SHAPE, _Long, _Int, _Int, _Int, _Long, _Int, _Long, _Int, _Pointer),
+    ),
 }
 _REFUSING = ("fp8_row_to_fp4_row", "fp8_row_to_fp8_col")
 
@@ -241,6 +245,40 @@ def to_fp4_and_fp8_row(
 def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
     """bfloat16 of MXFP4 rows."""
     _call("fp4_to_bf16", codes, scales, *out.shape, out)
+
+
+def fp8_gemm_emulated(
+    a_codes: Tensor,
+    a_scales: Tensor,
+    b_codes: Tensor,
+    b_scales: Tensor,
+    out: Tensor,
+    fraction_bits: int,
+    products_per_step: int,
+    rounding: int,
+    promotion_interval: int,
+    scale_order: int,
+    split_k: int,
+) -> None:
+    """out = a @ b.T by an accumulator of these numbers, as `arguments.accumulator_numbers` has them."""
+    _call(
+        "fp8_gemm_emulated",
+        a_codes,
+        *_strided(a_scales),
+        b_codes,
+        *_strided(b_scales),
+        1 if b_scales.shape[0] == b_codes.shape[0] else 128,
+        *out.shape,
+        a_codes.shape[1],
+        fraction_bits,
+        products_per_step,
+        rounding,
+        promotion_interval,
+        scale_order,
+        split_k,
+        out.dtype is torch.bfloat16,
+        out,
+    )
 
 
 def _strided(scales: Tensor) -> tuple[Tensor, int, int]:

@@ -20,18 +20,23 @@ class Fp4Rows(NamedTuple):
 
 
 class Fp8Rows(NamedTuple):
-    """FP8 rows, a float32 scale for each 128 elements.
+    """FP8 rows, a float32 scale for each 128 elements: codes [R, K]; scales [R, K/128] with strides (1, ceil4(R))."""
 
-    Dense: codes [R, K]; scales [R, K/128] with strides (1, ceil4(R)); padded_group_sizes is None.
+    codes: Float8e4m3fn[Tensor, "R K"]
+    scales: Float[Tensor, "R K/128"]
 
-    Ragged: with p = round_up(group_sizes, row_multiple) and P its running sum, expert e has the rows
+
+class RaggedFp8Rows(NamedTuple):
+    """FP8 rows expert by expert, each expert's padded to a multiple of row_multiple.
+
+    With p = padded_group_sizes = round_up(group_sizes, row_multiple) and P its running sum, expert e has the rows
     P[e] : P[e] + p[e] of codes; the rows past its own are code 0x00 with scale 1. Its scales are
     scales[P[e] * K/128 : (P[e] + p[e]) * K/128].view(K/128, p[e]).t(), whose strides are (1, p[e]).
     """
 
     codes: Float8e4m3fn[Tensor, "rows K"]
-    scales: Float[Tensor, "rows K/128"] | Float[Tensor, " rows*K/128"]
-    padded_group_sizes: Int64[Tensor, " experts"] | None = None
+    scales: Float[Tensor, " rows*K/128"]
+    padded_group_sizes: Int64[Tensor, " experts"]
 
 
 class Fp8Cols(NamedTuple):
@@ -103,7 +108,7 @@ def empty_fp8_rows(shape: Sequence[int], device: torch.device) -> tuple[Tensor, 
 
 
 def empty_ragged_fp8_rows(padded_rows: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of ragged `Fp8Rows`, padded_rows in all."""
+    """(codes, scales) of `RaggedFp8Rows`, padded_rows in all."""
     return (
         _empty(padded_rows, num_columns, torch.float8_e4m3fn, device),
         torch.empty_strided((padded_rows * (num_columns // FP8_BLOCK),), (1,), dtype=torch.float32, device=device),

@@ -19,10 +19,15 @@ from mxsim.kernels.arguments import (
     FLOATS,
     FP4_CODES,
     FP8_CODES,
+    check_cuda_accumulator,
+    check_equal_scales,
+    check_exact_span,
     check_group_sizes,
     check_group_sizes_tensor,
+    check_split_k,
     fp4_scales_of,
     fp8_scales_of,
+    gemm_operands,
     matrices_of,
     raise_not_a_power_of_two,
     rows_of,
@@ -344,6 +349,43 @@ def fp4_to_bf16(backend: Any, codes: Tensor, scales: Tensor) -> Tensor:
     x, x_scales = _fp4_rows("fp4_to_bf16", codes, scales, FP4_BLOCK)
     out = torch.empty((x.shape[0], 2 * x.shape[1]), dtype=torch.bfloat16, device=x.device)
     backend.fp4_to_bf16(x, x_scales, out)
+    return out
+
+
+@_operator(
+    "fp8_gemm_emulated(Tensor a_codes, Tensor a_scales, Tensor b_codes, Tensor b_scales, int fraction_bits, "
+    "int products_per_step, int rounding, int promotion_interval, int scale_order, int split_k, ScalarType out_dtype) "
+    "-> Tensor"
+)
+def fp8_gemm_emulated(
+    backend: Any,
+    a_codes: Tensor,
+    a_scales: Tensor,
+    b_codes: Tensor,
+    b_scales: Tensor,
+    fraction_bits: int,
+    products_per_step: int,
+    rounding: int,
+    promotion_interval: int,
+    scale_order: int,
+    split_k: int,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    op = "fp8_gemm_emulated"
+    a, a_scales, b, b_scales, is_tiled = gemm_operands(op, a_codes, a_scales, b_codes, b_scales)
+    depth = a.shape[1]
+    check_split_k(op, split_k, depth // FP8_BLOCK)
+    check_exact_span(op, depth, fraction_bits, rounding, promotion_interval)
+    if scale_order < 0:
+        scale_order = int(is_tiled)  # Hopper's
+    if backend is _DEVICE:
+        check_cuda_accumulator(op, fraction_bits, products_per_step, rounding, scale_order)
+    if backend is _HOST:
+        for name, scales in (("a_scales", a_scales), ("b_scales", b_scales)):
+            check_equal_scales(op, name, scales, promotion_interval, split_k)
+    out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+    numbers = (fraction_bits, products_per_step, rounding, promotion_interval, scale_order, split_k)
+    backend.fp8_gemm_emulated(a, a_scales, b, b_scales, out, *numbers)
     return out
 
 

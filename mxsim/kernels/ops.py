@@ -24,12 +24,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
-from mxsim.blocks import ScaleRule
+from mxsim.blocks import HOPPER, Accumulator, ScaleRule
 from mxsim.kernels import operators
 from mxsim.kernels.arguments import (
     FP32_SCALES,
+    accumulator_numbers,
     check_group_sizes,
     check_group_sizes_tensor,
     check_headroom,
@@ -41,7 +43,7 @@ from mxsim.kernels.arguments import (
     rule_number,
     split_group_sizes,
 )
-from mxsim.kernels.layouts import DEFAULT_ROW_MULTIPLE, Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles
+from mxsim.kernels.layouts import DEFAULT_ROW_MULTIPLE, Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles, RaggedFp8Rows
 
 GroupSizes: TypeAlias = Sequence[int] | Tensor
 
@@ -93,7 +95,7 @@ def fp4_row_to_fp8_row(
     group_sizes: GroupSizes | None = None,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
     check: bool = False,
-) -> Fp8Rows:
+) -> Fp8Rows | RaggedFp8Rows:
     """`mxsim.blocks.fp4_row_to_fp8_row`: four MXFP4 blocks become one of 128 with scale 2**(E - headroom).
 
     Element E4M3(v * 2**(headroom - d)), d = E - E_i, E the largest of the four exponents; exact where
@@ -116,7 +118,7 @@ def fp4_row_to_fp8_row(
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Rows(*operators.fp4_row_to_fp8_row_ragged(codes, scales, headroom, sizes, host_sizes, row_multiple))
+    return RaggedFp8Rows(*operators.fp4_row_to_fp8_row_ragged(codes, scales, headroom, sizes, host_sizes, row_multiple))
 
 
 def fp4_row_to_fp8_col(
@@ -183,7 +185,7 @@ def fp8_row_to_ragged(
     group_sizes: GroupSizes,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
     check: bool = False,
-) -> Fp8Rows:
+) -> RaggedFp8Rows:
     """The same FP8 rows in the ragged form: each expert padded to a multiple of row_multiple, its scales one chunk.
 
     No bit of a code or a scale changes.
@@ -201,7 +203,7 @@ def fp8_row_to_ragged(
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "codes", codes)
-    return Fp8Rows(*operators.fp8_row_to_ragged(codes, scales, sizes, host_sizes, row_multiple))
+    return RaggedFp8Rows(*operators.fp8_row_to_ragged(codes, scales, sizes, host_sizes, row_multiple))
 
 
 def bf16_to_fp8_row(
@@ -210,7 +212,7 @@ def bf16_to_fp8_row(
     group_sizes: GroupSizes | None = None,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
     check: bool = False,
-) -> Fp8Rows:
+) -> Fp8Rows | RaggedFp8Rows:
     """`quantize(x, FP8_1X128)`: E4M3(x / s), s the smallest power of two with amax <= 448 * s (RCEIL).
 
     s >= 2**-127; amax = 0 gives s = 1. A NaN or an infinity in a block: scale NaN, codes 0x7F.
@@ -228,7 +230,7 @@ def bf16_to_fp8_row(
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "x", x)
-    return Fp8Rows(*operators.bf16_to_fp8_row_ragged(x, sizes, host_sizes, row_multiple))
+    return RaggedFp8Rows(*operators.bf16_to_fp8_row_ragged(x, sizes, host_sizes, row_multiple))
 
 
 def bf16_to_fp8_col(x: Tensor, *, group_sizes: GroupSizes | None = None, check: bool = False) -> Fp8Cols:
@@ -272,7 +274,7 @@ def bf16_to_fp4_and_fp8_row(
     group_sizes: GroupSizes | None = None,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
     check: bool = False,
-) -> tuple[Fp4Rows, Fp8Rows]:
+) -> tuple[Fp4Rows, Fp8Rows | RaggedFp8Rows]:
     """`bf16_to_fp4_row(x)`, and `fp4_row_to_fp8_row` of that: x is read once, the FP8 rows hold the FP4 values.
 
     With group_sizes the FP8 rows are ragged; the FP4 rows stay as x's.
@@ -294,7 +296,7 @@ def bf16_to_fp4_and_fp8_row(
     fp4_codes, fp4_scales, *fp8 = operators.bf16_to_fp4_and_fp8_row_ragged(
         x, rule, headroom, sizes, host_sizes, row_multiple
     )
-    return Fp4Rows(fp4_codes, fp4_scales), Fp8Rows(*fp8)
+    return Fp4Rows(fp4_codes, fp4_scales), RaggedFp8Rows(*fp8)
 
 
 def fp4_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
@@ -314,6 +316,52 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     check_tensor("fp4_to_bf16", "codes", codes)
     check_tensor("fp4_to_bf16", "scales", scales)
     return operators.fp4_to_bf16(codes, scales)
+
+
+def fp8_gemm_emulated(
+    a_codes: Tensor,
+    a_scales: Tensor,
+    b_codes: Tensor,
+    b_scales: Tensor,
+    *,
+    accumulator: Accumulator = HOPPER,
+    split_k: int = 1,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """`mxsim.blocks.fp8_gemm`: a @ b.T with the accumulator's arithmetic, every bit computed in ordinary instructions.
+
+    HOPPER is what `torch.nn.functional.scaled_mm` returns on an H200. Scales may be any float32. NaN: 0x7FFFFFFF, in
+    bfloat16 0x7FFF. With a promotion_interval above 128, scales that differ within a span are a ValueError on the CPU;
+    on CUDA the first block's scale then serves the whole span. CUDA tensors take accumulators whose terms and sum round
+    alike, up to 32 products a step: the others (EXACT, FP32_SEQUENTIAL) are a NotImplementedError there.
+
+    Operands of scaled_mm map so: mat_a is a_codes, mat_b is b_codes.t(); scale_a is a_scales [M, K/128], there with
+    strides (1, M); scale_b of BlockWise1x128 is b_scales [N, K/128], there with strides (1, N), and of BlockWise128x128
+    it is the transpose, padded: b_scales = scale_b[: K // 128].t().
+
+    Args:
+        a_codes: E4M3 [..., K], K % 128 == 0; leading axes are flattened into M rows.
+        a_scales: float32 [..., K/128], any strides.
+        b_codes: E4M3 [N, K].
+        b_scales: float32 [N, K/128] for rows of 128, or [ceil(N/128), K/128] for tiles; any strides. One row of b is
+            taken for the former.
+        split_k: 1 to K/128.
+        out_dtype: float32 or bfloat16.
+
+    Returns:
+        [M, N].
+
+    Source: NUMERICS 9.
+    """
+    op = "fp8_gemm_emulated"
+    for name, x in (("a_codes", a_codes), ("a_scales", a_scales), ("b_codes", b_codes), ("b_scales", b_scales)):
+        check_tensor(op, name, x)
+    numbers = accumulator_numbers(op, accumulator)
+    if out_dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(f"{op}: out_dtype is {out_dtype}, needed float32 or bfloat16")
+    if type(split_k) is not int:
+        raise ValueError(f"{op}: split_k is {split_k!r}, needed an integer of 1 or more")
+    return operators.fp8_gemm_emulated(a_codes, a_scales, b_codes, b_scales, *numbers, split_k, out_dtype)
 
 
 def _check_scales(op: str, scales: Tensor) -> None:
@@ -340,6 +388,7 @@ __all__ = [
     "fp4_row_to_fp8_col",
     "fp4_row_to_fp8_row",
     "fp4_to_bf16",
+    "fp8_gemm_emulated",
     "fp8_row_to_fp4_row",
     "fp8_row_to_fp8_col",
     "fp8_row_to_ragged",

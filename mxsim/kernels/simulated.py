@@ -11,12 +11,15 @@ from mxsim.blocks import (
     FP8_128X1,
     FP8_128X128,
     MXFP4,
+    Accumulator,
     BlockTensor,
     ScaleRule,
     convert,
+    fp8_gemm,
     quantize,
 )
 from mxsim.formats import E2M1, unpack
+from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS
 from mxsim.kernels.layouts import round_up
 
 _RULES = (ScaleRule.FLOOR, ScaleRule.RCEIL, ScaleRule.CEIL, ScaleRule.EVEN)  # enum ScaleRule of scale.h
@@ -155,6 +158,44 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
     _store(out.view(torch.int16), values.view(np.int16))
 
 
+def fp8_gemm_emulated(
+    a_codes: Tensor,
+    a_scales: Tensor,
+    b_codes: Tensor,
+    b_scales: Tensor,
+    out: Tensor,
+    fraction_bits: int,
+    products_per_step: int,
+    rounding: int,
+    promotion_interval: int,
+    scale_order: int,
+    split_k: int,
+) -> None:
+    """out = a @ b.T by an accumulator of these numbers, as `arguments.accumulator_numbers` has them."""
+    term_rounding, sum_rounding = GEMM_ROUNDINGS[rounding]
+    accumulator = Accumulator(
+        "asked for",
+        products_per_step=products_per_step,
+        fraction_bits=None if fraction_bits < 0 else fraction_bits,
+        term_rounding=term_rounding,
+        sum_rounding=sum_rounding,
+        promotion_interval=promotion_interval or None,
+        scale_order=PROMOTION_ORDERS[scale_order],
+    )
+    b_format = FP8_1X128 if b_scales.shape[0] == b_codes.shape[0] else FP8_128X128
+    values = fp8_gemm(
+        BlockTensor(_bytes(a_codes), a_scales.numpy(), FP8_1X128),
+        BlockTensor(_bytes(b_codes), b_scales.numpy(), b_format),
+        accumulator=accumulator,
+        split_k=split_k,
+    )
+    bits = values.view(np.int32)
+    if out.dtype is torch.bfloat16:
+        _store(out.view(torch.int16), _bf16_bits(bits))
+    else:
+        _store(out.view(torch.int32), bits)
+
+
 # --------------------------------------------------------------------------------------------------- tensors and arrays
 def _bytes(codes: Tensor) -> np.ndarray:
     array: np.ndarray = codes.view(torch.uint8).numpy()
@@ -163,6 +204,13 @@ def _bytes(codes: Tensor) -> np.ndarray:
 
 def _fp4(codes: Tensor, scales: Tensor) -> BlockTensor:
     return BlockTensor(unpack(_bytes(codes), E2M1), _bytes(scales), MXFP4)
+
+
+def _bf16_bits(bits: np.ndarray) -> np.ndarray:
+    """binary32 bits rounded to bfloat16, ties to even; NaN is 0x7FFF."""
+    wide = bits.view(np.uint32).astype(np.int64)
+    rounded = np.where(wide == 0x7FFFFFFF, 0x7FFF, (wide + 0x7FFF + (wide >> 16 & 1)) >> 16)
+    return rounded.astype(np.uint16).view(np.int16)
 
 
 def _store(target: Tensor, array: np.ndarray) -> None:

@@ -5,6 +5,7 @@
 // the first one that is neither a power of two nor NaN, and -1 when it has done its work.
 #include "host/blocks.hpp"
 #include "host/columns.hpp"
+#include "host/gemm.hpp"
 #include "host/groups.hpp"
 #include "host/parallel.hpp"
 
@@ -282,6 +283,34 @@ void mxsim_fp4_to_bf16(const uint8_t* codes, const uint8_t* scales, int64_t rows
   });
 }
 
+// The rule of NUMERICS 9: out = a @ b.T. rounding: see gemm_rule. interval 0: one span. Scales are checked by the caller.
+void mxsim_fp8_gemm_emulated(const uint8_t* a, const float* a_scales, int64_t a_row_stride, int64_t a_block_stride,
+                             const uint8_t* b, const float* b_scales, int64_t b_row_stride, int64_t b_block_stride,
+                             int b_rows_per_scale, int64_t rows, int64_t cols, int64_t depth, int fraction_bits,
+                             int products_per_step, int rounding, int64_t interval, int order, int64_t split_k,
+                             int is_bf16, void* out, int num_threads) {
+  const Gemm gemm = {a,
+                     {a_scales, a_row_stride, a_block_stride, 1},
+                     b,
+                     {b_scales, b_row_stride, b_block_stride, b_rows_per_scale},
+                     rows,
+                     cols,
+                     depth,
+                     gemm_rule(fraction_bits, rounding),
+                     products_per_step,
+                     interval,
+                     PromotionOrder(order),
+                     split_k};
+  if (is_bf16) {
+    run_gemm(gemm, num_threads, [out](int64_t i, uint32_t bits) {
+      const uint32_t rounded = bits == kGemmNan ? 0x7FFFu : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+      static_cast<uint16_t*>(out)[i] = uint16_t(rounded);
+    });
+  } else {
+    run_gemm(gemm, num_threads, [out](int64_t i, uint32_t bits) { static_cast<uint32_t*>(out)[i] = bits; });
+  }
+}
+
 // ------------------------------------------------------------------------------------------------- the plain rules
 // The portable header's own functions over arrays, without the loops above: what the tests hold the loops against.
 // source: 0 BF16, 1 FP16, 2 FP32. element: 0 E2M1, 1 E4M3.
@@ -303,6 +332,20 @@ void mxsim_rule_scale_exponent(const uint32_t* amax_bits, int64_t count, int sou
     return element == 0 ? scale_exponent<FP32, E2M1>(amax, r) : scale_exponent<FP32, E4M3>(amax, r);
   };
   for (int64_t i = 0; i < count; ++i) out[i] = of(amax_bits[i]);
+}
+
+// Accumulators as binary32 bits after a span of products_per_step at a time: count pairs of rows of depth codes.
+void mxsim_rule_gemm(const uint8_t* a, const uint8_t* b, int64_t count, int64_t depth, int fraction_bits,
+                     int products_per_step, int rounding, uint32_t* out) {
+  const GemmRule rule = gemm_rule(fraction_bits, rounding);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t c = 0;
+    for (int64_t k = 0; k < depth; k += products_per_step) {
+      const int size = int(std::min<int64_t>(products_per_step, depth - k));
+      c = gemm_step(a + i * depth + k, b + i * depth + k, size, c, rule);
+    }
+    out[i] = gemm_fp32_bits(c);
+  }
 }
 
 void mxsim_rule_rescale(const uint8_t* codes, const int32_t* shifts, int64_t count, int source, int target,
