@@ -196,29 +196,10 @@ inline void exact_step(const GemmPiece& piece, int begin, int end, const GemmRul
 // sum[l] += the integer next to a * b * inverse_q, toward zero or nearest.
 template <bool kNearest>
 inline void add_terms(const GemmPiece& piece, int begin, int end, const float* inverse_q, int32_t* sum) {
-  if constexpr (kNearest) {
-    for (int k = begin; k < end; ++k) {
-      for (int l = 0; l < kLanes; ++l) {
-        sum[l] += int32_t(__builtin_rintf(piece.a[k] * piece.b[k][l] * inverse_q[l]));
-      }
-    }
-  } else {
-    using Floats = float __attribute__((vector_size(32)));
-    using Integers = int32_t __attribute__((vector_size(32)));
-    constexpr int kWidth = 8, kVectors = 4;
-    for (int l = 0; l < kLanes; l += kWidth * kVectors) {
-      Floats q[kVectors];
-      Integers total[kVectors];
-      std::memcpy(q, inverse_q + l, sizeof(q));
-      std::memcpy(total, sum + l, sizeof(total));
-      for (int k = begin; k < end; ++k) {
-        Floats b[kVectors];
-        std::memcpy(b, &piece.b[k][l], sizeof(b));
-        for (int v = 0; v < kVectors; ++v) {
-          total[v] += __builtin_convertvector(b[v] * piece.a[k] * q[v], Integers);
-        }
-      }
-      std::memcpy(sum + l, total, sizeof(total));
+  for (int k = begin; k < end; ++k) {
+    for (int l = 0; l < kLanes; ++l) {
+      const float term = piece.a[k] * piece.b[k][l] * inverse_q[l];
+      sum[l] += int32_t(kNearest ? __builtin_rintf(term) : term);
     }
   }
 }
