@@ -13,7 +13,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 8
 
 help:
 	@echo "make figures    draw every figure of paper_figures/"
-	@echo "make test       lint, tests and notebooks"
+	@echo "make test       tests, notebooks and lint"
 	@echo "make test-slow  the exhaustive sweeps (many minutes)"
 	@echo "make notebooks  run the notebooks from top to bottom"
 	@echo "make bench      run the benchmarks"
@@ -25,9 +25,10 @@ help:
 figures: $(VENV)/installed-figures
 	@$(BIN)/python -m paper_figures
 
-# One pytest run over tests, doctests and notebooks, so that its closing line speaks of all of them.
-test: lint
+# One pytest run over tests, doctests and notebooks, so that its closing line speaks of all of them; then the style.
+test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --nbmake tests mxsim $(wildcard notebooks)
+	@$(MAKE) --no-print-directory lint
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

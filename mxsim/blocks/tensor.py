@@ -28,7 +28,7 @@ _ML_DTYPES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockTensor:
     """value = scale * element, times tensor_scale in NVFP4.
 
@@ -81,6 +81,21 @@ class BlockTensor:
             raise ValueError(
                 f"BlockTensor: source_rows is {self.source_rows}, needed None or 0 to {self.codes.shape[-1]}"
             )
+
+    def __repr__(self) -> str:
+        size = " x ".join(str(n) for n in self.shape)
+        return f"BlockTensor({self.format}, {size}, axis {self.axis}, {self.nbytes} bytes packed)"
+
+    def equal(self, other: "BlockTensor") -> bool:
+        """Whether both hold the same bits: format, axis, codes, scales (NaN by its bits), tensor_scale, source_rows."""
+        return (
+            isinstance(other, BlockTensor)
+            and (self.format, self.axis, self.shape, self.source_rows)
+            == (other.format, other.axis, other.shape, other.source_rows)
+            and np.array_equal(self.codes, other.codes)
+            and self.scales.tobytes() == other.scales.tobytes()
+            and np.array(self.tensor_scale).tobytes() == np.array(other.tensor_scale).tobytes()
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -219,9 +234,13 @@ def dequantize(t: BlockTensor, dtype: Any = np.float32) -> Float[np.ndarray, "*s
     if not isinstance(t, BlockTensor):
         raise TypeError(f"dequantize: t is a {type(t).__name__}, needed a BlockTensor")
     check_subnormals("dequantize")
-    dtype = np.dtype(dtype)
-    if dtype not in (np.float64, np.float32, np.float16) and dtype.name != "bfloat16":
-        raise TypeError(f"dequantize: dtype is {dtype}, needed float64, float32, float16 or bfloat16")
+    given = dtype
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:  # a torch dtype, for one
+        dtype = None
+    if dtype not in (np.float64, np.float32, np.float16) and (dtype is None or dtype.name != "bfloat16"):
+        raise TypeError(f"dequantize: dtype is {given}, needed NumPy's float64, float32, float16 or ml_dtypes.bfloat16")
     out: np.ndarray = np.empty(t.shape, dtype)
     scales = t.scale_values()
     if t.tensor_scale is not None:

@@ -24,7 +24,8 @@ SHAPES = [Shape(128, 128), Shape(200, 256), Shape(129, 384), Shape(1, 128), Shap
 
 
 def test_every_op_of_the_kernels_is_timed():
-    assert set(OPS) == {name for name in kernels.__all__ if name[0].islower()}
+    emulation = {"fp8_gemm_emulated"}  # bound by arithmetic: a fraction of a copy says nothing of it
+    assert set(OPS) == {name for name in kernels.__all__ if name[0].islower()} - emulation
     cases = [case for shape in DEFAULT_SHAPES for case in cases_at(shape, OPS)]
     assert {case.op for case in cases} == set(OPS)
     assert len(set(cases)) == len(cases)

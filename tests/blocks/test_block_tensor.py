@@ -494,3 +494,22 @@ def test_a_link_stays_a_link(tmp_path, suffix):
     t.save(link)
     assert link.is_symlink()
     assert_tensors_equal(BlockTensor.load(link), t)
+
+
+def test_repr_is_one_short_line():
+    assert repr(quantize(np.ones((4, 64)), MXFP4)) == "BlockTensor(MXFP4, 4 x 64, axis -1, 136 bytes packed)"
+
+
+def test_equal_compares_every_bit():
+    t = quantize(np.array([[1.0, np.nan] * 64] * 2), FP8_1X128)
+    assert t.equal(quantize(np.array([[1.0, np.nan] * 64] * 2), FP8_1X128))
+    assert not t.equal(BlockTensor(t.codes, -t.scales, FP8_1X128))  # another NaN
+    assert not t.equal(BlockTensor(t.codes, t.scales, FP8_1X128, source_rows=1))
+    assert not t.equal(quantize(np.zeros((2, 128)), FP8_1X128))
+    assert not t.equal(t.codes)
+
+
+def test_a_torch_dtype_is_refused_in_one_sentence():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"dequantize: dtype is torch\.bfloat16, needed NumPy's float64"):
+        quantize([1.0], MXFP4).dequantize(torch.bfloat16)
