@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import itertools
 import subprocess
 import sys
 
@@ -10,13 +11,24 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from mxsim.analysis.accumulation import Case
 from mxsim.blocks import MXFP4, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp8_row, quantize
 from mxsim.formats import FORMATS, decode
-from paper_figures import fig_format_spacing, fig_lossless_window, fig_scale_rules
+from paper_figures import fig_accumulation, fig_format_spacing, fig_lossless_window, fig_scale_rules
 from paper_figures.__main__ import TOPICS
 from paper_figures.files import DATA, real_tensors
 
 COLUMNS = {
+    "accumulation": [
+        "data",
+        "k",
+        "operands",
+        "error_of",
+        "fraction_bits",
+        "promotion_interval",
+        "relative_frobenius_error",
+        "mean_signed_relative_error",
+    ],
     "format_spacing": ["format", "exponent", "num_values", "spacing", "max_relative_error", "rms_relative_error"],
     "lossless_window": ["quantity", "source", "spread", "count", "total"],
     "scale_rules": ["kind", "data", "format", "scale_rule", "num_elements", "sqnr_db"],
@@ -72,6 +84,86 @@ def test_committed_scale_rules_of_the_normal_distribution_are_current():
     table = committed("scale_rules")
     rows = table.loc[table["data"] == "normal", ["format", "scale_rule", "sqnr_db"]]
     assert measured == list(rows.itertuples(index=False, name=None))
+
+
+def test_committed_accumulation_has_the_rows_that_are_computed(tmp_path):
+    keys = COLUMNS["accumulation"][:6]
+    pd.testing.assert_frame_equal(fig_accumulation.compute(tmp_path, size=1)[keys], committed("accumulation")[keys])
+
+
+@pytest.mark.parametrize("data", ["positive normal", "MiniLM layer 5"])
+def test_committed_accumulation_is_current(data):
+    cases = [Case(7168), Case(7168, promotion_interval=None), Case(1024, fraction_bits=13, promotion_interval=512)]
+    table = committed("accumulation").set_index(COLUMNS["accumulation"][:6])
+    for row in fig_accumulation.measure(data, cases):
+        *key, frobenius, signed = fig_accumulation.record(row).values()
+        assert table.loc[tuple(key)].tolist() == [frobenius, signed]
+
+
+# ---- claims: accumulation ----
+
+
+def accumulation(error_of="accumulation", operands="E4M3 rows", **chosen):
+    """Relative Frobenius error of the chosen rows, by data."""
+    chosen = {"k": 7168, "fraction_bits": "13", "error_of": error_of, "operands": operands} | chosen
+    table = committed("accumulation")
+    for column, value in chosen.items():
+        table = table[table[column] == value]
+    return table.set_index("data")["relative_frobenius_error"]
+
+
+def test_what_13_bits_cost_and_what_promotion_buys():
+    promoted, never = accumulation(promotion_interval="128"), accumulation(promotion_interval="never")
+    assert len(promoted) == len(never) == len(fig_accumulation.DATA_SETS)
+    assert promoted.between(0.00004, 0.00064).all()
+    positive = "positive normal"
+    assert promoted.idxmax() == never.idxmax() == positive
+    assert never[positive] == pytest.approx(0.108, abs=0.001)
+    assert never.drop(positive).between(0.0018, 0.0022).all()
+    for k in (128, 18432):  # promoted, the error does not grow
+        assert (accumulation(promotion_interval="128", k=k) < 4 * promoted).all()
+    assert (accumulation(promotion_interval="never", k=18432) > 1.7 * never).all()
+
+
+def test_a_shorter_promotion_interval_is_better_on_all_data():
+    errors = [accumulation(promotion_interval=name) for name in fig_accumulation.INTERVAL_NAMES]
+    for shorter, longer in itertools.pairwise(errors):
+        assert (shorter < longer).all()
+
+
+def test_a_fraction_bit_divides_the_promoted_error_by_2_2_to_3():
+    errors = [accumulation(promotion_interval="128", fraction_bits=str(bits)) for bits in range(8, 19)]
+    for coarser, finer in itertools.pairwise(errors):
+        assert (coarser / finer).between(2.04, 3.06).all()
+
+
+def test_quantization_hides_the_unpromoted_error_except_of_positive_data():
+    never = accumulation(promotion_interval="never")
+    fp8, mxfp4 = (accumulation("quantization", fmt, fraction_bits="exact") for fmt in ("FP8_1X128", "MXFP4"))
+    positive = "positive normal"
+    assert (never / fp8).drop(positive).max() < 0.22
+    assert fp8.drop(positive).between(0.01, 0.04).all()
+    assert mxfp4.drop(positive).between(0.06, 0.19).all()
+    assert fp8[positive] < 0.002 < 0.03 < mxfp4[positive] < 0.04 < never[positive]
+    assert (accumulation(promotion_interval="128") / fp8).drop(positive).max() < 0.0053
+    assert accumulation(promotion_interval="128")[positive] / fp8[positive] == pytest.approx(0.37, abs=0.01)
+
+
+def test_promoted_sums_of_mxfp4_operands_are_exact():
+    exact = accumulation(operands="MXFP4", promotion_interval="128")
+    assert len(exact) == len(fig_accumulation.DATA_SETS)
+    assert (exact == 0).all()
+
+
+def test_the_public_prediction_holds_without_promotion_and_depends_on_the_data_with_it():
+    table = committed("accumulation")
+    rows = table[(table["k"] == fig_accumulation.PUBLISHED_K) & (table["fraction_bits"] == "13")]
+    rows = rows[rows["data"].isin([fig_accumulation.PUBLISHED_FIGURE, *fig_accumulation.PUBLISHED_DATA])]
+    error = rows.pivot(index="data", columns="promotion_interval", values="mean_signed_relative_error")
+    assert error["never"].between(-0.070, -0.066).all()
+    assert error["never"].min() < fig_accumulation.PUBLISHED_MEAN_ERROR["never"] < error["never"].max()
+    assert error["128"].min() == pytest.approx(-0.00062, abs=0.000005)
+    assert error["128"].max() == pytest.approx(-0.000027, abs=0.000005)
 
 
 # ---- claims: format_spacing ----
@@ -167,5 +259,8 @@ def test_an_unknown_topic_is_refused_in_one_line():
     command = [sys.executable, "-m", "paper_figures", "nonsense"]
     run = subprocess.run(command, cwd=DATA.parents[1], capture_output=True, text=True)
     assert run.returncode == 2
-    assert "no figure is called nonsense; there are format_spacing, lossless_window, scale_rules" in run.stderr
+    assert (
+        "no figure is called nonsense; there are accumulation, format_spacing, lossless_window, scale_rules"
+        in run.stderr
+    )
     assert "Traceback" not in run.stderr
