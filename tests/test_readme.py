@@ -5,16 +5,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_prints_what_its_comments_say(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    example, _ = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     exec(example, {})
     in_rows_and_columns, at_headroom_0 = capsys.readouterr().out.splitlines()
     assert in_rows_and_columns == "0 0"
     assert int(at_headroom_0) > 0
+
+
+def test_the_torch_example_runs():
+    torch = pytest.importorskip("torch")
+    _, example = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    names = {}
+    exec(example.replace("4096, 7168", "4096, 256"), names)
+    assert names["cols"].padded_group_sizes.tolist() == [1024, 0, 3072]
+    assert names["fp8"].codes.dtype == torch.float8_e4m3fn
 
 
 def test_the_measured_tables_are_those_of_the_results():
