@@ -291,10 +291,10 @@ def _look_into(leaf: Leaf, evidence: _Evidence, comparison: Comparison) -> None:
                 index=tuple(int(n) for n in index),
                 input="" if source is None else _describe_input(leaf, evidence, int(source[i])),
                 scale="" if source is None else _describe_scale(leaf, evidence, int(source[i])),
-                got=_hex(got_bits[i], element_format),
-                want=_hex(want_bits[i], element_format),
-                got_value=_value(got_bits[i], element_format),
-                want_value=_value(want_bits[i], element_format),
+                got=hex_of(got_bits[i], element_format),
+                want=hex_of(want_bits[i], element_format),
+                got_value=value_of(got_bits[i], element_format),
+                want_value=value_of(want_bits[i], element_format),
                 step=steps.name(i),
             )
         )
@@ -390,17 +390,17 @@ def _describe_input(leaf: Leaf, evidence: _Evidence, source: int) -> str:
     code = array.reshape(-1)[source]
     name = next(iter(evidence.inputs))
     index = tuple(int(i) for i in np.unravel_index(source, array.shape))
-    text = f"{name}{list(index)} = {_hex(code, fmt)} ({_value(code, fmt)})"
+    text = f"{name}{list(index)} = {hex_of(code, fmt)} ({value_of(code, fmt)})"
     is_scale = leaf.kind in (LeafKind.E8M0_SCALES, LeafKind.FP32_SCALES)
     if is_scale and fmt is not E2M1:
         amax = evidence.amax_of(leaf)[source]
-        text = f"block at {name}{list(index)}, amax {_hex(amax, fmt)} ({_value(amax, fmt)})"
+        text = f"block at {name}{list(index)}, amax {hex_of(amax, fmt)} ({value_of(amax, fmt)})"
     if "scales" in evidence.inputs:
         scales = evidence.inputs["scales"]
         row, column = index[0], index[1] * scales.shape[1] // array.shape[1]
         scale_format = E8M0 if scales.dtype == np.uint8 else FP32
         bits = scales[row, column] if scale_format is E8M0 else scales.view(np.uint32)[row, column]
-        text += f", scale {_hex(bits, scale_format)} ({_value(bits, scale_format)})"
+        text += f", scale {hex_of(bits, scale_format)} ({value_of(bits, scale_format)})"
     return text
 
 
@@ -410,14 +410,16 @@ def _describe_scale(leaf: Leaf, evidence: _Evidence, source: int) -> str:
     assert leaf.blocks is not None
     _, want = evidence.scales_of(leaf, leaf.blocks.first_of(np.array([source])))
     fmt = _BITS[evidence.leaves[leaf.scales].kind][1]
-    return f"{_hex(want[0], fmt)} ({_value(want[0], fmt)})"
+    return f"{hex_of(want[0], fmt)} ({value_of(want[0], fmt)})"
 
 
-def _hex(bits: Any, fmt: FloatFormat | None) -> str:
+def hex_of(bits: Any, fmt: FloatFormat | None) -> str:
+    """Bits in as many digits as the format has; no format: a decimal integer."""
     return str(int(bits)) if fmt is None else f"0x{int(bits):0{-(-fmt.bits // 4)}X}"
 
 
-def _value(bits: Any, fmt: FloatFormat | None) -> str:
+def value_of(bits: Any, fmt: FloatFormat | None) -> str:
+    """The number that bits stand for."""
     if fmt is None:
         return str(int(bits))
     value = float(decode(np.array([bits]), fmt)[0])

@@ -192,7 +192,7 @@ SCALES: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "one subnormal": _one_subnormal,
     "any float32": lambda draw, rows, blocks: draw.uniform(rows, blocks) * 10 + 1e-3,
     "near overflow": _exponents(44, 70),
-    "near underflow": _exponents(-84, -58),
+    "near underflow": _exponents(-92, -60),
 }
 _SPECIAL = "NaN and infinity"
 
@@ -225,6 +225,11 @@ class GemmCase:
         dtype = str(self.out_dtype).removeprefix("torch.")
         return f"{self.shape}, {self.layout.value}, {dtype}, {self.codes}, scales {self.scales}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every output is compared."""
+        return self.m <= self.most_rows and self.n <= self.most_columns
+
     def operands(self, device: torch.device) -> Operands:
         """The same at every call."""
         draw = Draw(self.name, device)
@@ -239,7 +244,7 @@ class GemmCase:
 
     def sample(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """(rows, columns) to compare; None: all."""
-        if self.m <= self.most_rows and self.n <= self.most_columns:
+        if self.is_whole:
             return None
         draw = Draw(f"sample of {self.name}", device)
         return draw.some(self.m, self.most_rows), draw.some(self.n, self.most_columns)

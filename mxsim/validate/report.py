@@ -42,6 +42,7 @@ class OpReport:
     mismatches: list[Mismatch] = field(default_factory=list)
     problems: list[CaseProblem] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> cases
+    notes: list[str] = field(default_factory=list)  # what was found out about the candidate
 
     @property
     def ok(self) -> bool:
@@ -63,6 +64,7 @@ class OpReport:
             "first_mismatches": [m.to_json() for m in self.mismatches],
             "problems": [{"case": p.case, "message": p.message} for p in self.problems],
             "skipped_cases": dict(self.skipped),
+            "notes": list(self.notes),
         }
 
 
@@ -151,6 +153,8 @@ def _parts(report: Report) -> Iterator[Any]:
 def _details(op: OpReport) -> Iterator[Any]:
     for reason, count in op.skipped.items():
         yield Text(f"{op.op}: {count} cases skipped, {reason}", "yellow")
+    for note in op.notes:
+        yield Text(f"{op.op}: {note}", "dim")
     if op.ok or not op.num_cases:
         return
     yield Text(f"\n{op.op}", "bold red")

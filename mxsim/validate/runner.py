@@ -13,14 +13,19 @@ from mxsim.blocks import ScaleRule
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
+from mxsim.validate.gemm_cases import SCALED_MM, GemmCase, gemm_cases
+from mxsim.validate.gemm_runner import GemmRunner, default_gemm
 from mxsim.validate.generators import Size, cases_of
 from mxsim.validate.reference import OPS, expected
 from mxsim.validate.report import MAX_MISMATCHES_KEPT, CaseProblem, OpReport, Report
+from mxsim.validate.scaled_mm import GemmRefused, has_scaled_mm
 
 Candidate = Callable[..., Any]
 _KEPT_OF_CASE = 2  # mismatches of a step
 _DEFAULTS = {"scale_rule": ScaleRule.FLOOR, "headroom": 6, "row_multiple": 4, "transpose": False}  # of mxsim.kernels
-Progress = Callable[[Case, int, int], None]  # called before each case: the case, how many are done, how many in all
+Progress = Callable[
+    [Case | GemmCase, int, int], None
+]  # called before each case: the case, how many are done, how many in all
 
 
 def run(
@@ -35,11 +40,14 @@ def run(
     """Compare a candidate, bit by bit, with the simulator on every case of each op.
 
     Args:
-        ops: "all", the name of one op of `mxsim.kernels`, or several names.
+        ops: "all", the name of one op of `mxsim.kernels`, or several names; scaled_mm, a block-scaled FP8 GEMM, is one
+            of all on a Hopper GPU.
         device: where the candidate's tensors lie.
         candidate: a function of the op's signature that returns tensors in (nested) tuples; None: the ops of
-            `mxsim.kernels` themselves. It serves every op named. Keywords at their defaults are not passed unless it
-            has none; cases with a keyword that it does not take are skipped, and reported as such.
+            `mxsim.kernels` themselves, and as scaled_mm torch's on a GPU, whose split of K is probed. A scaled_mm takes
+            (a, a_scales, b, b_scales, out_dtype), see `gemm_cases.Operands`. The candidate serves every op named.
+            Keywords at their defaults are not passed unless it has none; cases with a keyword that it does not take are
+            skipped, and reported as such.
         size: "full", or "quick" for a small part of it.
         cases: only those with this text in their name.
         progress: called before each case.
@@ -48,8 +56,10 @@ def run(
         ValueError: for an unknown op or size, a device that is not there, or a text that no case's name holds.
     """
     names = _checked_ops(ops)
-    functions = {name: candidate if candidate is not None else _kernel(name) for name in names}
     plan = _Plan(_checked_device(device), _checked_size(size), with_bad_input=candidate is None, text=cases or "")
+    if ops == "all" and candidate is None and has_scaled_mm(plan.device):
+        names.append(SCALED_MM)
+    functions = {name: candidate if candidate is not None else _kernel(name, plan.device) for name in names}
     return _run(functions, plan, Report(_name_of(candidate), _describe(plan.device), size), progress)
 
 
@@ -99,7 +109,9 @@ class _Plan:
     with_bad_input: bool  # also what NUMERICS 10 asks of our own ops
     text: str
 
-    def cases(self, op: str) -> list[Case]:
+    def cases(self, op: str) -> list[Case] | list[GemmCase]:
+        if op == SCALED_MM:
+            return [case for case in gemm_cases(self.size, self.device.type) if self.text in case.name]
         return [
             case
             for case in cases_of(op, self.size, self.device.type)
@@ -118,17 +130,22 @@ def _run(functions: Mapping[str, Candidate], plan: _Plan, report: Report, progre
             continue
         op_report = OpReport(op)
         report.ops.append(op_report)
+        gemm_runner = GemmRunner(function, plan.device)
         for case in cases[op]:
             if progress is not None:
                 progress(case, done, num_cases)
             try:
-                _run_case(case, function, plan.device, op_report)
+                if isinstance(case, GemmCase):
+                    _run_gemm_case(case, gemm_runner, plan.device, op_report)
+                else:
+                    _run_case(case, function, plan.device, op_report)
             except _DeviceLost as error:
                 message = f"after it the device answers no more, the rest was not run: {_one_line(error)}"
                 op_report.problems.append(CaseProblem(case.name, message))
                 report.seconds = time.perf_counter() - started
                 return report
             done += 1
+        gemm_runner.add_notes(op_report)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -174,6 +191,17 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
     prefix_only = device.type == "cuda" and has_sizes_on_device(case)
     _add(report, case, compare(case, inputs, leaves, results, device, prefix_only=prefix_only))
     report.reference_seconds += time.perf_counter() - returned
+
+
+def _run_gemm_case(case: GemmCase, gemm_runner: GemmRunner, device: torch.device, report: OpReport) -> None:
+    try:
+        gemm_runner.run_case(case, report)
+    except GemmRefused as error:
+        _raise_if_device_is_lost(device, error)
+        report.skipped[f"torch refuses {case.shape}, {case.layout.value}: {error}"] += 1
+    except Exception as error:
+        _raise_if_device_is_lost(device, error)
+        report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {_one_line(error)}"))
 
 
 def _one_line(error: Exception) -> str:
@@ -238,9 +266,11 @@ def _signature_problem(function: Candidate, options: Mapping[str, Any]) -> tuple
     return "", {keyword: _DEFAULTS[keyword] for keyword in needed}
 
 
-def _kernel(op: str) -> Candidate:
+def _kernel(op: str, device: torch.device) -> Candidate:
     from mxsim import kernels
 
+    if op == SCALED_MM:
+        return default_gemm(device)
     function: Candidate = getattr(kernels, op)
     return function
 
@@ -263,8 +293,8 @@ def _synchronize(device: torch.device) -> None:
 def _checked_ops(ops: str | Sequence[str]) -> list[str]:
     names = list(OPS) if ops == "all" else [ops] if isinstance(ops, str) else list(ops)
     for name in names:
-        if name not in OPS:
-            raise ValueError(f"validate: op is {name!r}, needed all or some of {', '.join(OPS)}")
+        if name not in (*OPS, SCALED_MM):
+            raise ValueError(f"validate: op is {name!r}, needed all or some of {', '.join((*OPS, SCALED_MM))}")
     if not names:
         raise ValueError("validate: ops is empty, needed at least one")
     return names
