@@ -1,0 +1,379 @@
+"""The FP8 GEMM against exact rationals; one step by hand first."""
+
+import re
+import tracemalloc
+from dataclasses import FrozenInstanceError
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mxsim.blocks import (
+    EXACT,
+    FP8_1X128,
+    FP8_128X128,
+    FP32_SEQUENTIAL,
+    HOPPER,
+    MXFP8_E4M3,
+    Accumulator,
+    BlockTensor,
+    PromotionOrder,
+    fp8_gemm,
+    quantize,
+)
+from mxsim.blocks.gemm import _fma
+from mxsim.formats import E4M3, Rounding, encode
+from tests.blocks import oracle_gemm as oracle
+from tests.blocks.gemm_cases import ACCUMULATORS, EVERY_CASE, LONG_SPANS, RNE, Case, case
+from tests.compare import assert_codes_equal
+
+BY_NAME = pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=str)
+
+
+def dot(a, b, accumulator=HOPPER, **keywords) -> float:
+    """One dot product of two lists of E4M3 values, scales 1."""
+    operands = []
+    for x in (a, b):
+        codes = encode(np.array([x], np.float64), E4M3)
+        operands.append(BlockTensor(codes, np.ones((1, -(-len(x) // 128)), np.float32), FP8_1X128))
+    return float(fp8_gemm(*operands, accumulator=accumulator, **keywords)[0, 0])
+
+
+def rule_of(accumulator: Accumulator, b: BlockTensor) -> oracle.Rule:
+    default = PromotionOrder.SCALES_FIRST if b.format == FP8_128X128 else PromotionOrder.A_THEN_B
+    return oracle.Rule(
+        accumulator.products_per_step,
+        accumulator.fraction_bits,
+        accumulator.term_rounding and accumulator.term_rounding.name,
+        accumulator.sum_rounding.name,
+        accumulator.promotion_interval,
+        (accumulator.scale_order or default).name,
+    )
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    return x.view(np.uint32 if x.dtype == np.float32 else np.uint16)
+
+
+def assert_as_oracle(a: BlockTensor, b: BlockTensor, accumulator=HOPPER, *, split_k=1, columns=None) -> None:
+    columns = range(b.shape[0]) if columns is None else columns
+    rule = rule_of(accumulator, b)
+    rows_per_scale = b.format.block_shape[0]
+    scales_a, scales_b = a.scales.view(np.uint32).tolist(), b.scales.view(np.uint32).tolist()
+    codes_a, codes_b = a.codes.tolist(), b.codes.tolist()
+    want = [
+        [oracle.dot(codes_a[m], codes_b[n], scales_a[m], scales_b[n // rows_per_scale], rule, split_k) for n in columns]
+        for m in range(a.shape[0])
+    ]
+    got = fp8_gemm(a, b, accumulator=accumulator, split_k=split_k)[:, list(columns)]
+    assert_codes_equal(got.view(np.uint32), np.array(want, np.uint32), label=f"{accumulator}, split_k {split_k}")
+
+
+# ------------------------------------------------------------------------------------------------- one step, by hand
+def test_a_term_below_2_to_the_E_minus_13_is_lost():
+    assert dot([256, 2.0**-6], [1, 1]) == 256
+    assert dot([256, 2.0**-5], [1, 1]) == 256 + 2.0**-5
+
+
+def test_each_term_is_truncated_by_itself():
+    assert dot([1] + [2.0**-7] * 8, [1] + [2.0**-7] * 8) == 1  # eight of 2**-14 beside q = 2**-13
+    assert dot([1] + [2.0**-7] * 8, [1] + [2.0**-6] * 8) == 1 + 8 * 2.0**-13
+
+
+def test_truncation_is_toward_zero():
+    assert dot([256, -(2.0**-6)], [1, 1]) == 256
+    assert dot([-256, 2.0**-6], [1, 1]) == -256
+    assert dot([256, -1.5 * 2.0**-5], [1, 1]) == 256 - 2.0**-5
+
+
+def test_a_subnormal_operand_counts_as_the_smallest_normal_one():
+    # 2**-9 * 448 has the exponent -6 + 8 = 2, so that q = 2**-11, though it is below 1
+    assert dot([2.0**-9, 2.0**-6], [448, 2.0**-6]) == 2.0**-9 * 448
+    # the same product of normal numbers, 2**-6 * 56, has -6 + 5: q = 2**-14
+    assert dot([2.0**-6, 2.0**-6], [56, 2.0**-6]) == 2.0**-9 * 448 + 2.0**-12
+
+
+def test_the_sum_is_truncated_to_13_fraction_bits():
+    first = [128, 128, 8, 7] + [0] * 28
+    weights = [112, 15, 15, 1] + [0] * 28
+    assert dot(first, weights) == 16383
+    assert dot([*first, 1, 1], [*weights, 1, 1]) == 16384  # 16385 has 14 fraction bits
+
+
+def test_the_accumulator_is_a_term_like_the_others():
+    assert dot([2.0**-6, *[0] * 31, 256], [1] * 33) == 256  # 2**-6 from the first step
+    assert dot([2.0**-6, *[0] * 31, 128], [1] * 33) == 128 + 2.0**-6
+
+
+@pytest.mark.parametrize("a, b", [([1, 1], [1, -1]), ([-0.0], [1]), ([0], [-0.0]), ([-0.0], [0])])
+def test_a_zero_result_is_positive(a, b):
+    assert np.copysign(1, dot(a, b)) == 1
+
+
+def test_blocks_start_from_zero_and_add_up_in_float32():
+    assert dot([256, *[0] * 127, 2.0**-6], [1] * 129) == 256 + 2.0**-6
+    assert dot([256, *[0] * 127, 2.0**-6], [1] * 129, Accumulator("never", promotion_interval=None)) == 256
+    assert dot([256, *[0] * 31, 2.0**-6], [1] * 33, Accumulator("every 32", promotion_interval=32)) == 256 + 2.0**-6
+
+
+def test_other_accumulators_by_hand():
+    a, b = [256, *[2.0**-6] * 3], [1] * 4
+    assert dot(a, b) == 256
+    assert dot(a, b, EXACT) == dot(a, b, FP32_SEQUENTIAL) == 256 + 3 * 2.0**-6
+    assert dot(a, b, Accumulator("nearest", term_rounding=RNE, sum_rounding=RNE)) == 256  # three ties, to 0
+    assert dot(a, b, Accumulator("exact terms", term_rounding=None)) == 256 + 2.0**-5  # 1.5 q, truncated
+    assert dot(a, b, Accumulator("exact terms", term_rounding=None, sum_rounding=RNE)) == 256 + 2.0**-4
+    assert dot(a, b, Accumulator("14 bits", fraction_bits=14)) == 256 + 3 * 2.0**-6
+
+
+def test_the_order_of_the_scales_matters():
+    scale = np.float32(1 + 2.0**-23)
+    for order, want in (
+        (PromotionOrder.A_THEN_B, np.float64(np.float32(3 * np.float64(scale))) * scale),
+        (PromotionOrder.SCALES_FIRST, 3 * np.float64(scale * scale)),
+        (PromotionOrder.EXACT, 3 * np.float64(scale) * np.float64(scale)),
+    ):
+        t = [BlockTensor(encode([[x]], E4M3), np.full((1, 1), scale), FP8_1X128) for x in (3.0, 1.0)]
+        assert fp8_gemm(*t, accumulator=Accumulator("", scale_order=order))[0, 0] == np.float32(want)
+
+
+# ---------------------------------------------------------------------------------------------- against the rationals
+@pytest.mark.parametrize("codes, scales", EVERY_CASE)
+def test_Hopper_by_rows(codes, scales):
+    assert_as_oracle(*case(codes, scales, 4, 5, 300, seed=1).operands())
+
+
+@pytest.mark.parametrize("codes, scales", EVERY_CASE)
+def test_Hopper_by_tiles(codes, scales):
+    assert_as_oracle(*case(codes, scales, 3, 130, 256, seed=2).tiled(), columns=[0, 127, 128, 129])
+
+
+@BY_NAME
+@pytest.mark.parametrize(
+    "codes, scales", [("wide", "float32 near 1"), ("cancelling", "2**-20..2**20"), ("random codes", "infinite and 0")]
+)
+def test_every_accumulator(accumulator, codes, scales):
+    assert_as_oracle(*case(codes, scales, 3, 3, 256, seed=3).operands(), accumulator)
+
+
+@pytest.mark.parametrize("accumulator", LONG_SPANS, ids=str)
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_spans_of_several_blocks(accumulator, split_k):
+    c = case("wide", "float32 near 1", 3, 3, 600, seed=4)
+    same = Case(c.a, np.repeat(c.a_scales[:, :1], 5, 1), c.b, np.repeat(c.b_scales[:, :1], 5, 1))
+    assert_as_oracle(*same.operands(), accumulator, split_k=split_k)
+
+
+@pytest.mark.parametrize("split_k", [1, 2, 3, 5])
+@pytest.mark.parametrize("accumulator", [HOPPER, EXACT], ids=str)
+def test_split_k(accumulator, split_k):
+    assert_as_oracle(*case("normal", "float32 near 1", 3, 3, 600, seed=5).operands(), accumulator, split_k=split_k)
+
+
+def test_a_split_adds_halves_in_float32():
+    c = case("normal", "2**-20..2**20", 3, 4, 512)
+    a, b = c.operands()
+    halves = [
+        fp8_gemm(*(BlockTensor(t.codes[:, k], t.scales[:, s], FP8_1X128) for t in (a, b)))
+        for k, s in ((slice(0, 256), slice(0, 2)), (slice(256, 512), slice(2, 4)))
+    ]
+    assert np.array_equal(fp8_gemm(a, b, split_k=2), halves[0] + halves[1])
+
+
+@pytest.mark.parametrize("columns", [0, 1, 31, 33, 127, 129])
+def test_a_tail_acts_as_if_padded_with_zeros(columns):
+    c = case("random codes", "float32 near 1", 3, 4, 256)
+    num_blocks = -(-columns // 128)
+    tail, padded = c.a[:, :columns], np.zeros((3, num_blocks * 128), np.uint8)
+    padded[:, :columns] = tail
+    b, scales = c.b[:, : num_blocks * 128], (c.a_scales[:, :num_blocks], c.b_scales[:, :num_blocks])
+    got = fp8_gemm(BlockTensor(tail, scales[0], FP8_1X128), BlockTensor(b[:, :columns], scales[1], FP8_1X128))
+    want = fp8_gemm(BlockTensor(padded, scales[0], FP8_1X128), BlockTensor(b, scales[1], FP8_1X128))
+    assert_codes_equal(bits_of(got), bits_of(want))
+
+
+def test_bfloat16_rounds_the_float32_result():
+    for codes, scales in EVERY_CASE:
+        a, b = case(codes, scales, 16, 16, 256).operands()
+        want = [oracle.to_bf16(int(x)) for x in bits_of(fp8_gemm(a, b)).reshape(-1)]
+        got = fp8_gemm(a, b, out=ml_dtypes.bfloat16)
+        assert got.dtype == ml_dtypes.bfloat16
+        assert_codes_equal(bits_of(got), np.array(want, np.uint16).reshape(16, 16), label=f"{codes}, {scales}")
+
+
+@BY_NAME
+def test_tiles_of_the_output_do_not_show(accumulator):
+    a, b = case("wide", "float32 near 1", 150, 160, 128).operands()
+    whole = fp8_gemm(a, b, accumulator=accumulator)
+    last = [BlockTensor(t.codes[-3:], t.scales[-3:], FP8_1X128) for t in (a, b)]
+    assert_codes_equal(bits_of(whole[-3:, -3:]), bits_of(fp8_gemm(*last, accumulator=accumulator)))
+
+
+# ------------------------------------------------------------------------------------------------- NaN and exactness
+@BY_NAME
+@pytest.mark.parametrize("where", ["a", "a_scales", "b", "b_scales"])
+def test_NaN_makes_its_row_or_column_NaN(where, accumulator):
+    c = case("normal", "1", 4, 5, 256)
+    getattr(c, where)[2, 1] = 0xFF if where in "ab" else np.nan
+    for out, nan in ((np.float32, 0x7FFFFFFF), (ml_dtypes.bfloat16, 0x7FFF)):
+        bits = bits_of(fp8_gemm(*c.operands(), accumulator=accumulator, out=out))
+        is_nan = bits == nan
+        expected = np.zeros((4, 5), bool)
+        expected[(2, slice(None)) if where[0] == "a" else (slice(None), 2)] = True
+        assert np.array_equal(is_nan, expected)
+
+
+def test_fma_rounds_once():
+    r = np.random.default_rng(6)
+    patterns = r.integers(0, 2**32, (3, 4000)).astype(np.uint32)
+    # near-cancellation, halfway cases, subnormal results and sums that just overflow
+    patterns[0, :1500] = r.integers(100, 150, 1500) << 23 | r.integers(0, 2**23, 1500)
+    patterns[1, :1500] = r.integers(100, 150, 1500) << 23 | r.integers(0, 2**23, 1500)
+    with np.errstate(all="ignore"):
+        product = (patterns[0].view(np.float32) * patterns[1].view(np.float32)).view(np.uint32)
+    patterns[2, :500] = product[:500] ^ 0x80000000
+    patterns[2, 500:1000] = product[500:1000] ^ r.integers(0, 4, 500)
+    patterns[2, 1000:1500] = product[1000:1500] - (r.integers(22, 27, 500) << 23)
+    patterns[:2, 1500:2000] = r.integers(50, 70, (2, 500)) << 23 | r.integers(0, 2**23, (2, 500))
+    patterns[2, 1500:2000] = r.integers(0, 2**25, 500) | r.integers(0, 2, 500) << 31
+    x, y, z = (p.view(np.float32) for p in patterns)
+    with np.errstate(all="ignore"):
+        got = _fma(x.astype(np.float64), y.astype(np.float64), z).view(np.uint32)
+    got = np.where(np.isnan(got.view(np.float32)), oracle.NAN_BITS, got)
+    want = [
+        oracle.pack32(oracle.round32(oracle.add(oracle.multiply(*map(oracle.unpack32, (p, q))), oracle.unpack32(s))))
+        for p, q, s in patterns.T.tolist()
+    ]
+    assert_codes_equal(got.astype(np.uint32), np.array(want, np.uint32), label="fma")
+
+
+@pytest.mark.parametrize(
+    "signs, scales, want",
+    [
+        ([1, 1, 1], [1, 2.0**-24, 2.0**-100], 1 + 2.0**-23),  # just above a tie
+        ([1, 1, 1], [1, 2.0**-24, 0], 1),  # a tie
+        ([1, 1, -1], [1, 2.0**-24, 2.0**-100], 1),
+        ([1, -1, 1], [1, 1, 2.0**-120], 2.0**-120),
+        ([1, -1, -1], [2.0**127, 2.0**127, 2.0**-149], -(2.0**-149)),
+        ([1, -1, 1], [1, 1, 0], 0),
+        ([1, 1, -1], [2.0**127, 2.0**127, 2.0**127], 2.0**127),  # no overflow on the way
+        ([1, 1, 1], [2.0**127, 2.0**127, 0], np.inf),
+    ],
+)
+def test_EXACT_rounds_the_real_number_once(signs, scales, want):
+    codes = np.zeros((1, 384), np.uint8)
+    codes[0, ::128] = 0x38
+    a = BlockTensor(codes | np.repeat(np.array(signs) < 0, 128).astype(np.uint8) << 7, np.float32([scales]), FP8_1X128)
+    got = fp8_gemm(a, BlockTensor(codes, np.ones((1, 3), np.float32), FP8_1X128), accumulator=EXACT)
+    assert bits_of(got)[0, 0] == np.float32(want).view(np.uint32)
+
+
+def test_EXACT_is_the_correctly_rounded_product_of_the_values():
+    c = case("random codes", "any finite", 6, 6, 640, seed=7)
+    a, b = c.operands()
+    exact = [[list(map(Fraction, row)) for row in t.dequantize(np.float64).tolist()] for t in (a, b)]
+    want = [
+        [
+            oracle.pack32(oracle.round32(oracle.exactly(sum((x * y for x, y in zip(p, q, strict=True)), Fraction(0)))))
+            for q in exact[1]
+        ]
+        for p in exact[0]
+    ]
+    assert_codes_equal(bits_of(fp8_gemm(a, b, accumulator=EXACT)), np.array(want, np.uint32))
+
+
+# ------------------------------------------------------------------------------------------------- shapes and memory
+@pytest.mark.parametrize("m, n, k", [(0, 3, 128), (3, 0, 128), (0, 0, 0), (2, 3, 0)])
+@pytest.mark.parametrize("accumulator", [HOPPER, EXACT], ids=str)
+def test_empty(m, n, k, accumulator):
+    a, b = case("normal", "1", m, n, k).operands()
+    assert_codes_equal(bits_of(fp8_gemm(a, b, accumulator=accumulator)), np.zeros((m, n), np.uint32))
+
+
+@pytest.mark.parametrize("accumulator", [HOPPER, EXACT, FP32_SEQUENTIAL], ids=str)
+def test_temporaries_are_small(accumulator):
+    a, b = case("normal", "float32 near 1", 500, 400, 128).operands()
+    tracemalloc.start()
+    try:
+        fp8_gemm(a, b, accumulator=accumulator)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64e6
+
+
+# ----------------------------------------------------------------------------------------------------------- refused
+A = quantize(np.ones((2, 256)), FP8_1X128)
+B = quantize(np.ones((3, 256)), FP8_128X128)
+
+
+@pytest.mark.parametrize(
+    "a, b, keywords, error, message",
+    [
+        (A.codes, B, {}, TypeError, "a is a ndarray, needed a BlockTensor"),
+        (A, None, {}, TypeError, "b is a NoneType, needed a BlockTensor"),
+        (B, B, {}, ValueError, "a is FP8_128X128 along axis -1, needed FP8_1X128 along axis -1"),
+        (A, quantize(np.ones((3, 256)), MXFP8_E4M3), {}, ValueError,
+         "b is MXFP8_E4M3 along axis -1, needed FP8_1X128 or FP8_128X128 along axis -1"),
+        (quantize(np.ones((256, 2)), FP8_1X128, axis=0), B, {}, ValueError, "a is FP8_1X128 along axis -2, needed"),
+        (quantize(np.ones(256), FP8_1X128), B, {}, ValueError, "a has 1 axes, needed 2"),
+        (A, quantize(np.ones((1, 3, 256)), FP8_128X128), {}, ValueError, "b has 3 axes, needed 2"),
+        (A, quantize(np.ones((3, 255)), FP8_1X128), {}, ValueError, "b has rows of 255 elements, needed 256, as in a"),
+        (A, B, {"accumulator": 13}, TypeError, "accumulator is 13, needed an Accumulator"),
+        (A, B, {"out": np.float64}, TypeError, "out is float64, needed float32 or bfloat16"),
+        (A, B, {"out": "what"}, TypeError, "out is 'what', needed float32 or bfloat16"),
+        *((A, B, {"split_k": s}, ValueError, f"split_k is {s!r}, needed 1 to 2, the blocks of K")
+          for s in (0, 3, -1, 1.0, True, None)),
+    ],
+)  # fmt: skip
+def test_refused(a, b, keywords, error, message):
+    with pytest.raises(error, match=re.escape(f"fp8_gemm: {message}")):
+        fp8_gemm(a, b, **keywords)
+
+
+def test_scales_that_differ_within_a_span_are_refused():
+    never = Accumulator("never", promotion_interval=None)
+    c = case("normal", "1", 2, 3, 512)
+    c.b_scales[1, 3] = 2
+    message = re.escape("fp8_gemm: scales of b differ within a span of 512 elements, needed equal ones for never")
+    with pytest.raises(ValueError, match=message):
+        fp8_gemm(*c.operands(), accumulator=never)
+    c.b_scales[1, 2] = 2
+    fp8_gemm(*c.operands(), accumulator=never, split_k=2)
+    fp8_gemm(*c.operands(), accumulator=Accumulator("every 256", promotion_interval=256))
+
+
+def test_exact_terms_have_a_longest_span():
+    codes = np.zeros((1, 2**17 + 128), np.uint8)
+    t = BlockTensor(codes, np.ones((1, 2**10 + 1), np.float32), FP8_1X128)
+    with pytest.raises(ValueError, match="a span has 131200 elements, needed at most 131072 for never"):
+        fp8_gemm(t, t, accumulator=Accumulator("never", fraction_bits=None, promotion_interval=None))
+    assert fp8_gemm(t, t, accumulator=EXACT) == 0
+
+
+@pytest.mark.parametrize(
+    "fields, error, message",
+    [
+        ({"products_per_step": 0}, ValueError, "products_per_step is 0, needed a divisor of 128"),
+        ({"products_per_step": 48}, ValueError, "products_per_step is 48, needed a divisor of 128"),
+        ({"products_per_step": True}, ValueError, "products_per_step is True, needed"),
+        ({"fraction_bits": 0}, ValueError, "fraction_bits is 0, needed 1 to 23 or None"),
+        ({"fraction_bits": 24}, ValueError, "fraction_bits is 24, needed 1 to 23 or None"),
+        ({"term_rounding": Rounding.UP}, ValueError, "term_rounding is <Rounding.UP"),
+        ({"sum_rounding": None}, ValueError, "sum_rounding is None, needed TOWARD_ZERO or TIES_TO_EVEN"),
+        ({"promotion_interval": 96}, ValueError, "promotion_interval is 96, needed a divisor or a multiple of 128"),
+        ({"promotion_interval": 16}, ValueError, "promotion_interval is 16, needed a multiple of products_per_step"),
+        ({"promotion_interval": 0}, ValueError, "promotion_interval is 0, needed"),
+        ({"scale_order": "A_THEN_B"}, TypeError, "scale_order is 'A_THEN_B', needed a PromotionOrder or None"),
+    ],
+)
+def test_an_accumulator_refuses(fields, error, message):
+    with pytest.raises(error, match=re.escape(f"mine: {message}")):
+        Accumulator("mine", **fields)
+
+
+def test_an_accumulator_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        HOPPER.fraction_bits = 23
+    assert Accumulator("Hopper", 32, 13, Rounding.TOWARD_ZERO, Rounding.TOWARD_ZERO, 128, None) == HOPPER
