@@ -272,16 +272,16 @@ def test_what_torch_refuses_is_skipped_and_said(torch_like, monkeypatch):
 
 
 def test_the_command_has_it():
-    result = CliRunner().invoke(app, "validate --op scaled_mm --device cpu --quick --case 4x16x128".split())
+    result = CliRunner().invoke(
+        app, ["validate", "--op", "scaled_mm", "--device", "cpu", "--quick", "--case", "4x16x128"]
+    )
     assert result.exit_code == 0
     assert "equal bit for bit" in result.stdout
 
 
 def test_the_kernel_is_checked_by_the_model_and_the_host_build():
-    case, report = (
-        GemmCase(16, 16, 256, GemmLayout.TILES, torch.float32, "normal", "any float32"),
-        OpReport("scaled_mm"),
-    )
+    case = GemmCase(16, 16, 256, GemmLayout.TILES, torch.float32, "normal", "any float32")
+    report = OpReport("scaled_mm")
     operands, gemm_runner = case.operands(CPU), GemmRunner(fake(), CPU)
     right = hopper.simulated(operands, torch.float32, split_k=2)
     gemm_runner._check_emulation(case, operands, right, 2, report)
