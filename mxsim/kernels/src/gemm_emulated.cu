@@ -123,9 +123,10 @@ __device__ __forceinline__ void gemm_emulated(const GemmParams& p) {
   __syncthreads();
 
   float total[kSide][kSide] = {};
-  const int64_t part = p.k / p.split_k;
+  const int64_t part = ceil_div(ceil_div(p.k, 128), p.split_k) * 128;  // whole 128-blocks
   for (int s = 0; s < p.split_k; ++s) {
-    const int64_t begin = s * part, end = s + 1 == p.split_k ? p.k : begin + part;
+    const int64_t begin = s * part, end = min(begin + part, p.k);
+    if (s > 0 && begin >= p.k) break;
     float acc[kSide][kSide] = {};
     Real c[kSide][kSide] = {};
     for (int64_t k0 = begin; k0 < end; k0 += p.products_per_step) {
