@@ -131,7 +131,7 @@ def test_a_shorter_promotion_interval_is_better_on_all_data():
         assert (shorter < longer).all()
 
 
-def test_a_fraction_bit_divides_the_promoted_error_by_2_2_to_3():
+def test_a_fraction_bit_divides_the_promoted_error_by_2_to_3():
     errors = [accumulation(promotion_interval="128", fraction_bits=str(bits)) for bits in range(8, 19)]
     for coarser, finer in itertools.pairwise(errors):
         assert (coarser / finer).between(2.04, 3.06).all()
