@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Float32, Float64, UInt8
 from mxsim.blocks.block_format import FP8_1X128, FP8_128X128
 from mxsim.blocks.layout import CHUNK
 from mxsim.blocks.tensor import BlockTensor
-from mxsim.formats import BF16, E4M3, Overflow, Rounding, decode, encode
+from mxsim.formats import BF16, E4M3, Overflow, Rounding, decode_table, encode
 from mxsim.formats.inputs import check_subnormals
 
 _BLOCK = FP8_1X128.block_size
@@ -263,7 +263,7 @@ def _products(codes_a: UInt8[np.ndarray, "k m"], codes_b: UInt8[np.ndarray, "k n
 
 _CODES = np.arange(256, dtype=np.uint8)
 # NaN is 0 here: the outputs that it touches are written over.
-_VALUES = np.where((_CODES & 0x7F) == 0x7F, 0, decode(_CODES, E4M3)).astype(np.float64)
+_VALUES = np.where((_CODES & 0x7F) == 0x7F, 0, decode_table(E4M3)).astype(np.float64)
 # e(x) of a non-zero code, subnormals like the smallest normal number; a product with a zero must never be the largest.
 _ZERO_EXPONENT = -64
 _EXPONENTS = np.where(_VALUES == 0, _ZERO_EXPONENT, np.maximum((_CODES & 0x7F) >> 3, 1).astype(int) - 7).astype(np.int8)

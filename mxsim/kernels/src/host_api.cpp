@@ -283,7 +283,8 @@ void mxsim_fp4_to_bf16(const uint8_t* codes, const uint8_t* scales, int64_t rows
   });
 }
 
-// The rule of NUMERICS 9: out = a @ b.T. rounding: see gemm_rule. interval 0: one span. Scales are checked by the caller.
+// The rule of NUMERICS 9: out = a @ b.T. rounding: see gemm_rule. interval 0: one span. Scales are checked by the
+// caller.
 void mxsim_fp8_gemm_emulated(const uint8_t* a, const float* a_scales, int64_t a_row_stride, int64_t a_block_stride,
                              const uint8_t* b, const float* b_scales, int64_t b_row_stride, int64_t b_block_stride,
                              int b_rows_per_scale, int64_t rows, int64_t cols, int64_t depth, int fraction_bits,

@@ -16,14 +16,14 @@ constexpr uint32_t kGemmNan = 0x7FFFFFFFu;
 
 enum class GemmRounding : int { kTowardZero = 0, kTiesToEven = 1, kNone = 2 };
 
-// Order of the float32 operations that take in d: fma(round(d * sa), sb, acc), fma(d, round(sa * sb), acc), or the exact
-// sum of all d * sa * sb.
+// Order of the float32 operations that take in d: fma(round(d * sa), sb, acc), fma(d, round(sa * sb), acc), or the
+// exact sum of all d * sa * sb.
 enum class PromotionOrder : int { kAThenB = 0, kScalesFirst = 1, kExact = 2 };
 
 struct GemmRule {
-  int fraction_bits;    // of the accumulator; negative: nothing is rounded
-  GemmRounding term;    // of each term to q
-  GemmRounding total;   // of their sum to fraction_bits of its own exponent
+  int fraction_bits;   // of the accumulator; negative: nothing is rounded
+  GemmRounding term;   // of each term to q
+  GemmRounding total;  // of their sum to fraction_bits of its own exponent
 };
 constexpr GemmRule kHopper = {13, GemmRounding::kTowardZero, GemmRounding::kTowardZero};
 
@@ -90,10 +90,10 @@ MXSIM_HD constexpr int64_t gemm_step(const uint8_t* a, const uint8_t* b, int cou
 namespace gemm_examples {
 constexpr int64_t kOne = 1 << 18;
 constexpr uint8_t kOnes[2] = {0x38, 0x38};
-constexpr uint8_t kLargeAndSmall[2] = {0x78, 0x08};       // 256 and 2**-6: below 2**(8 - 13)
-constexpr uint8_t kLargeAndKept[2] = {0x78, 0x10};        // 256 and 2**-5
-constexpr uint8_t kSubnormals[2] = {0x01, 0x00};          // 2**-9, with the exponent -6
-constexpr uint8_t kOpposite[2] = {0x38, 0xB8};            // 1 and -1
+constexpr uint8_t kLargeAndSmall[2] = {0x78, 0x08};  // 256 and 2**-6: below 2**(8 - 13)
+constexpr uint8_t kLargeAndKept[2] = {0x78, 0x10};   // 256 and 2**-5
+constexpr uint8_t kSubnormals[2] = {0x01, 0x00};     // 2**-9, with the exponent -6
+constexpr uint8_t kOpposite[2] = {0x38, 0xB8};       // 1 and -1
 static_assert(gemm_step(kLargeAndSmall, kOnes, 2, 0, kHopper) == 256 * kOne, "2**-6 is lost beside 256");
 static_assert(gemm_step(kLargeAndKept, kOnes, 2, 0, kHopper) == 256 * kOne + kOne / 32);
 static_assert(gemm_step(kSubnormals, kOnes, 2, 0, kHopper) == kOne / 512);

@@ -16,8 +16,8 @@
 
 namespace mxsim::host {
 
-constexpr int kLanes = 64;      // columns of the output in a tile
-constexpr int kGemmRows = 64;   // rows of the output in a tile
+constexpr int kLanes = 64;        // columns of the output in a tile
+constexpr int kGemmRows = 64;     // rows of the output in a tile
 constexpr int kTermsAtOnce = 32;  // 32 * 2**25 < 2**31
 
 struct GemmScales {
@@ -153,9 +153,9 @@ struct E4M3Table {
       const uint32_t magnitude = code & E4M3::magnitude_mask;
       const Unpacked x = unpack<E4M3>(magnitude);
       const bool is_number = magnitude != 0 && magnitude <= E4M3::max_code;  // what NaN touches is overwritten
-      value[code] = is_number ? std::ldexp(code & E4M3::sign_mask ? -float(x.significand) : float(x.significand),
-                                           x.exponent)
-                              : 0.0f;
+      value[code] = is_number
+                        ? std::ldexp(code & E4M3::sign_mask ? -float(x.significand) : float(x.significand), x.exponent)
+                        : 0.0f;
       exponent[code] = int8_t(is_number ? x.exponent + E4M3::mantissa_bits : -64);
     }
   }
@@ -210,8 +210,7 @@ inline void aligned_step(const GemmPiece& piece, int begin, int end, const GemmR
   std::memset(product_exponent, -128, sizeof(product_exponent));
   for (int k = begin; k < end; ++k) {
     for (int l = 0; l < kLanes; ++l) {
-      product_exponent[l] =
-          std::max(product_exponent[l], int8_t(piece.a_exponent[k] + piece.b_exponent[k][l]));
+      product_exponent[l] = std::max(product_exponent[l], int8_t(piece.a_exponent[k] + piece.b_exponent[k][l]));
     }
   }
   alignas(64) float inverse_q[kLanes];
