@@ -65,13 +65,14 @@ class Distribution(Enum):
     STUDENT_T4 = "Student t, 4 degrees"  # heavy tails
     UNIFORM = "uniform [0, 1)"
     UNIFORM_1_2 = "uniform [1, 2)"  # products of few fraction bits
+    LOG_UNIFORM = "log-uniform, 16 binades"  # positive; E4M3's range
 
 
 def sample(distribution: Distribution, shape: tuple[int, int], *, seed: int = 0) -> Float64[np.ndarray, "rows k"]:
     """Independent draws.
 
     >>> sample(Distribution.UNIFORM, (1, 3)).round(3)
-    array([[0.397, 0.06 , 0.846]])
+    array([[0.399, 0.881, 0.736]])
     """
     u = (philox_bits(seed, (4, *shape)) + 0.5) * 2.0**-32  # in (0, 1)
     match distribution:
@@ -79,6 +80,8 @@ def sample(distribution: Distribution, shape: tuple[int, int], *, seed: int = 0)
             return u[0]
         case Distribution.UNIFORM_1_2:
             return 1 + u[0]
+        case Distribution.LOG_UNIFORM:
+            return np.exp2(16 * u[0])
     normal = np.sqrt(-2 * np.log(u[0])) * np.cos(2 * np.pi * u[1])
     match distribution:
         case Distribution.NORMAL:

@@ -45,6 +45,7 @@ def test_samples_have_the_moments_of_their_distributions():
     assert 0 < uniform.min() < 0.001
     assert 0.999 < uniform.max() < 1
     assert np.array_equal(sample(Distribution.UNIFORM_1_2, shape), 1 + uniform)
+    assert np.array_equal(sample(Distribution.LOG_UNIFORM, shape), np.exp2(16 * uniform))
 
 
 def test_samples_of_other_seeds_are_others():
