@@ -129,8 +129,8 @@ def fp8_gemm(
     2. Span. c starts at 0, and is d after promotion_interval elements.
     3. Part. acc = fma(d * sa, sb, acc) or fma(d, sa * sb, acc) from acc = 0, every operation rounded to float32, ties
        to even; subnormals are kept, overflow gives infinity.
-    4. Output. split_k contiguous parts of ceil(blocks / split_k) blocks (the last of what is left) are added in order
-       in float32. bfloat16 rounds the sum once more, ties to even.
+    4. Output. split_k contiguous parts of ceil(blocks / split_k) blocks (the last of what is left) are added to +0 in
+       order in float32; an unsplit K is not, and keeps a -0. bfloat16 rounds the sum once more, ties to even.
 
     A NaN in a row's codes or scales makes its outputs NaN; that and every NaN that float32 arithmetic gives (infinite
     scales) is 0x7FFFFFFF, in bfloat16 0x7FFF. A K that is no multiple of 128 acts as if padded with zeros.
@@ -171,6 +171,8 @@ def fp8_gemm(
         tile_a, tile_b = rows_a.take(m), rows_b.take(n)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             total = _part(tile_a, tile_b, parts[0], accumulator, order)
+            if len(parts) > 1:
+                total = np.float32(0) + total  # -0 becomes +0
             for part in parts[1:]:
                 total = total + _part(tile_a, tile_b, part, accumulator, order)
         is_nan = np.isnan(total) | tile_a.has_nan()[:, None] | tile_b.has_nan()

@@ -184,11 +184,11 @@ def dot(
     if any("nan" in (x.kind, y.kind) for x, y in scales):
         return NAN_BITS
     part_length = -(-len(scales) // split_k) * BLOCK
-    total = None
+    total = exactly(Fraction(0))
     for start in range(0, len(a), part_length or 1):
         part = _part(a, b, scales, range(start, min(start + part_length, len(a))), rule)
-        total = part if total is None else round32(add(total, part))
-    return pack32(total or exactly(Fraction(0)))
+        total = part if part_length >= len(a) else round32(add(total, part))  # parts are added to +0
+    return pack32(total)
 
 
 def _part(a: Sequence[int], b: Sequence[int], scales: Sequence[tuple[Real, Real]], elements: range, rule: Rule) -> Real:

@@ -193,6 +193,18 @@ def test_a_tail_acts_as_if_padded_with_zeros(columns):
     assert_codes_equal(bits_of(got), bits_of(want))
 
 
+def test_a_split_loses_the_sign_of_zero_and_a_whole_K_keeps_it():
+    # -1 * 1 * 2**-200 underflows to -0 in every block; an H200 gives +0 where cuBLAS splits K.
+    codes = np.zeros((1, 256), np.uint8)
+    codes[0, [0, 128]] = 0xB8
+    ones = np.where(codes != 0, 0x38, 0).astype(np.uint8)
+    tiny = np.full((1, 2), 2.0**-100, np.float32)
+    a, b = BlockTensor(codes, tiny, FP8_1X128), BlockTensor(ones, tiny, FP8_1X128)
+    assert bits_of(fp8_gemm(a, b)).tolist() == [[0x80000000]]
+    assert bits_of(fp8_gemm(a, b, split_k=2)).tolist() == [[0x00000000]]
+    assert_as_oracle(a, b, split_k=2)
+
+
 def test_bfloat16_rounds_the_float32_result():
     for codes, scales in EVERY_CASE:
         a, b = case(codes, scales, 16, 16, 256).operands()

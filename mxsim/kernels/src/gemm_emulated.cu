@@ -198,7 +198,10 @@ __device__ __forceinline__ void gemm_emulated(const GemmParams& p) {
 #pragma unroll
     for (int i = 0; i < kSide; ++i) {
 #pragma unroll
-      for (int j = 0; j < kSide; ++j) total[i][j] = s == 0 ? acc[i][j] : __fadd_rn(total[i][j], acc[i][j]);
+      for (int j = 0; j < kSide; ++j) {
+        // Parts are added to +0, which turns a first part of -0 into +0; a whole K is not.
+        total[i][j] = p.split_k == 1 ? acc[i][j] : __fadd_rn(total[i][j], acc[i][j]);
+      }
     }
   }
 #pragma unroll

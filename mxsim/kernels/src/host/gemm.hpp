@@ -321,7 +321,9 @@ inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int
       for (int l = 0; l < kLanes; ++l) {
         const float sum =
             g.order == PromotionOrder::kExact ? tile.exact[size_t(r) * kLanes + l].rounded() : tile.part[r][l];
-        tile.total[r][l] = part == 0 ? sum : tile.total[r][l] + sum;
+        // Parts are added to +0, which turns a first part of -0 into +0; a whole K is not.
+        const float before = part == 0 ? 0.0f : tile.total[r][l];
+        tile.total[r][l] = part_depth >= g.depth ? sum : before + sum;
       }
     }
   }
