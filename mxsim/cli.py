@@ -77,16 +77,22 @@ def _mxsim(
 @app.command("inspect", context_settings={"ignore_unknown_options": True})
 def _inspect(
     value_or_code: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="VALUE_OR_CODE", help="A number (1.5, -3e-4, 0x1.8p3, 1/3, nan, inf) or a code (0x7e, 0b111)."
         ),
-    ],
+    ] = None,
     format: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="An element or block format; repeat for more. Default: all."),
     ] = None,
     as_: Annotated[InputKind | None, typer.Option("--as", help="Read the argument as this.")] = None,
+    dot: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A B", help="Instead: walk through the dot product of two .npy files, as Hopper adds it."),
+    ] = None,
+    row: Annotated[int, typer.Option(help="With --dot: which row of A, if it is a matrix.")] = 0,
+    column: Annotated[int, typer.Option(help="With --dot: which row of B, the column of A @ B.T.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every digit.")] = False,
 ) -> None:
     """Show a number or a code in every format, bit by bit.
@@ -94,8 +100,19 @@ def _inspect(
     A number: its code, the error, its neighbours, what each rounding and overflow mode gives, and what each scale rule
     makes of a block whose largest magnitude it is. A code: its fields and its value.
 
+    With --dot: what each tensor-core step of an FP8 dot product keeps and loses, and the float32 sum of the blocks.
+
     Example: mxsim inspect 0.3 --format MXFP4 --format E4M3
     """
+    if dot is not None:
+        from mxsim.commands.inspect_dot import inspect_dot
+
+        if value_or_code is not None or format or as_ is not None:
+            raise BadInput("--dot takes two files, and neither VALUE_OR_CODE nor --format nor --as")
+        inspect_dot(dot, row=row, column=column, as_json=json, console=_console())
+        return
+    if value_or_code is None:
+        raise BadInput("missing argument VALUE_OR_CODE: a number, a code, or --dot A B")
     from mxsim.commands.inspect import inspect
 
     inspect(value_or_code, formats=format or [], kind=as_, as_json=json, console=_console())
