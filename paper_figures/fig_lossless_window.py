@@ -110,7 +110,7 @@ def _draw_window(axes: Axes, df: pd.DataFrame) -> None:
     axes.stairs(LOSSLESS_BOUND + last, edges, color="black", **style)
     axes.text(1.5, 3, "all kept,\nall normal\n(d ≤ 5 + h)", color="white", va="center", fontsize=6.5)
     axes.annotate(
-        "left of this line\nall kept (d ≤ 8 + h)",
+        "left of it\nall kept\n(d ≤ 8 + h)",
         (11.5, 3.5),
         (15, 4.5),
         fontsize=6.5,
