@@ -187,7 +187,8 @@ def magnitudes(spec: Spec) -> Sequence[Fraction]:
 @cache
 def beyond_max(spec: Spec) -> Fraction:
     """The next magnitude of the grid if its top binade went on: 8 for E2M1, 480 for E4M3, 65536 for E5M2."""
-    return magnitude(max_code(spec), spec) + TWO ** (floor_log2(max_finite(spec)) - spec.mantissa_bits)
+    top_binade = max(floor_log2(max_finite(spec)), floor_log2(min_normal(spec)))  # where all are subnormal: theirs
+    return max_finite(spec) + TWO ** (top_binade - spec.mantissa_bits)
 
 
 def max_finite(spec: Spec) -> Fraction:
