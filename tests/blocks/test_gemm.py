@@ -236,6 +236,25 @@ def test_NaN_makes_its_row_or_column_NaN(where, accumulator):
         assert np.array_equal(is_nan, expected)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "x, y, z, want",
+    [
+        # 2**-24 * (1 + 2**-30) lies just above the tie between 1 and 1 + 2**-23; float64 puts the sum on the tie
+        (13325 * 2.0**-27, 80581 * 2.0**-27, 1, 1 + 2.0**-23),
+        # 2**-24 * (1 - 2**-30) lies just below the tie between 1 + 2**-23 and 1 + 2**-22
+        (2.0**-24 * (1 + 2.0**-15), 1 - 2.0**-15, 1 + 2.0**-23, 1 + 2.0**-23),
+        # the same below the normal numbers: 1.5 * 2**-149 and a little more or less
+        (2.0**-75 * (1 + 2.0**-15), 2.0**-75 * (1 - 2.0**-15), 2.0**-149, 2.0**-149),
+        (13325 * 2.0**-90, 80581 * 2.0**-90, 2.0**-149 * 2, 2.0**-149 * 3),
+    ],
+)
+def test_fma_rounds_once_where_float64_would_round_twice(x, y, z, want, sign):
+    got = _fma(np.array([[sign * x]]), np.array([[y]]), np.array([[sign * z]], np.float32))
+    assert got.dtype == np.float32
+    assert got[0, 0] == sign * np.float32(want)
+
+
 def test_fma_rounds_once():
     r = np.random.default_rng(6)
     patterns = r.integers(0, 2**32, (3, 4000)).astype(np.uint32)
