@@ -192,11 +192,13 @@ def _validate(
     """Compare kernels bit by bit with the simulator; exit status 1 if any bit differs.
 
     Every scalar at every scale, special values, shapes, groups and memory layouts. Reported are the elements compared,
-    the mismatches, and of the first ones the input, what came, what was needed, and the step of docs/NUMERICS.md it breaks.
+    the mismatches, and of the first ones the input, what came, what was needed, and the step of docs/NUMERICS.md it
+    breaks.
 
-    A candidate takes what the op of mxsim.kernels takes and returns a tuple of tensors as it does: bf16_to_fp4_row gets x
-    [R, K] and returns codes uint8 [R, K/2], two a byte, element 2j in the low nibble, and scales uint8 [R, K/32]. Cases
-    with keywords that it lacks (scale_rule, group_sizes) are skipped. help(mxsim.kernels.NAME) has each op's layout.
+    A candidate takes what the op of mxsim.kernels takes and returns a tuple of tensors as it does: bf16_to_fp4_row
+    gets x [R, K] and returns codes uint8 [R, K/2], two a byte, element 2j in the low nibble, and scales uint8
+    [R, K/32]. Cases with keywords that it lacks (scale_rule, group_sizes) are skipped. help(mxsim.kernels.NAME) has
+    each op's layout.
     --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation.
 
     Example: mxsim validate --op bf16_to_fp4_row --candidate mykernels.fp4:quantize
