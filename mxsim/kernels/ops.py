@@ -332,7 +332,7 @@ def fp8_gemm_emulated(
 
     HOPPER is what `torch.nn.functional.scaled_mm` returns on an H200. Scales may be any float32. NaN: 0x7FFFFFFF, in
     bfloat16 0x7FFF. With a promotion_interval above 128, scales that differ within a span are a ValueError on the CPU;
-    on CUDA the first block's scale then serves the whole span. CUDA tensors take accumulators whose terms and sum round
+    on CUDA the last block's scale then serves the whole span. CUDA tensors take accumulators whose terms and sum round
     alike, up to 32 products a step: the others (EXACT, FP32_SEQUENTIAL) are a NotImplementedError there.
 
     Operands of scaled_mm map so: mat_a is a_codes, mat_b is b_codes.t(); scale_a is a_scales [M, K/128], there with
