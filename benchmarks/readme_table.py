@@ -57,6 +57,8 @@ def table() -> str:
         name = label.format(rival=row["rival"].removesuffix(", compiled"))
         lines.append(f"| `{op}` {name} | {row['op_us']:.0f} us | {row['us']:.0f} us | {row['ratio']:.1f}x |")
     (call,) = (c for c in kernels["overhead"] if c["call"] == "bf16_to_fp4_row")
+    slowest = max(c["us"] for c in kernels["overhead"])
+    dense = max(c["us"] for c in kernels["overhead"] if "ragged" not in c["call"] and "tile" not in c["call"])
     ours, theirs = simulator["ms"].values()
     rate = simulator["elements"] / 1e3
     cpu = load("kernels_cpu.json")
@@ -69,8 +71,9 @@ def table() -> str:
         f"  (`mxsim validate --device cuda`, {seconds:.0f} s). compute-sanitizer (memcheck, racecheck,",
         "  initcheck, synccheck) is clean (`benchmarks/sanitize.py`).",
         f"- Python's share of a call, queue not full: {call['us']:.0f} us for `bf16_to_fp4_row`,",
-        f"  {call['empty_us']:.0f} of them for `torch.empty`. The goal of 15 us is missed on that machine, where an",
-        "  in-place add of torch takes 8 to 10.",
+        f"  {call['empty_us']:.0f} of them for `torch.empty`; up to {dense:.0f} us for other dense ops and",
+        f"  {slowest:.0f} us for tiles and experts. The goal of 15 us is missed on that machine, where",
+        "  an in-place add of torch takes 8 to 10.",
         f"- {machine}: the simulator quantizes to MXFP4 at {rate / ours:.0f} M elements/s, with {extra:.2f} of the",
         f"  input's bytes as extra memory; torchao {simulator['provenance']['torchao']} eager, in the same run, at",
         f"  {rate / theirs:.0f} (all bytes equal). The host build: {host['elements_per_s'] / 1e6:.0f} M elements/s.",
