@@ -1,8 +1,8 @@
 """`mxsim bench`: the kernels' times as tables, or JSON."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.output_files import OutputFiles
+from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_sections, print_table
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
         target = files.reserve(request.file) if files is not None and request.file is not None else None
         try:
             shapes = [parse_shape(text) for text in request.shapes]
-            with _progress(progress_console) as progress:
+            with progress_bar(progress_console) as update:
+                progress = update and (lambda text, done, to_do: update(done, to_do, text))
                 report = run(device, ops, shapes, quick=request.is_quick, progress=progress)
         except ValueError as error:
             raise BadInput(str(error)) from error
@@ -68,20 +70,6 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
     else:
         _print(console, report, on_device=not device.startswith("cpu"))
     return 0 if report.ok else WRONG_STATUS
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on stderr; none where it is no terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda text, done, to_do: bar.update(task, completed=done, total=to_do, description=text[:50])
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

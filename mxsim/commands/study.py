@@ -3,8 +3,8 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mxsim.analysis.tensor_files import TensorFileError
 from mxsim.blocks import BLOCK_FORMATS, ScaleRule
 from mxsim.commands.bad_input import BadInput, choose, printable
 from mxsim.commands.output_files import OutputFiles
+from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_sections
 
 _NAMES_SHOWN = 4  # of the tensors that were skipped for one reason
@@ -61,7 +62,7 @@ def study(
         csv_file = files.reserve(outputs.csv) if outputs.csv is not None else None
         plot_folder = files.folder(outputs.plots) if outputs.plots is not None else None
         try:
-            with _progress(progress_console, is_wanted=not outputs.as_json) as progress:
+            with nullcontext() if outputs.as_json else progress_bar(progress_console, "studying") as progress:
                 result = study_file(
                     file, formats=chosen, scale_rules=rules or None, axis=axis, tensors=tensors, progress=progress
                 )
@@ -78,20 +79,6 @@ def study(
         console.file.write(json.dumps(_json_document(file, result), indent=2) + "\n")
     else:
         _print(console, result, show_rules=bool(rules))
-
-
-@contextmanager
-def _progress(console: Console, *, is_wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if not is_wanted or not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    # stdout may be a pipe: what is printed to it must not be taken for something to show above the bar.
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("studying", total=None)
-        yield lambda done, to_do: bar.update(task, completed=done, total=to_do)
 
 
 def _drawing() -> Callable[[Study], dict[str, Any]]:

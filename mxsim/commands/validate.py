@@ -4,14 +4,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from mxsim.commands.bad_input import BadInput
+from mxsim.commands.progress import progress_bar
 
 MISMATCH_STATUS = 1
 
@@ -49,7 +49,8 @@ def validate(request: Request, *, as_json: bool, console: Console, progress_cons
     ops = list(dict.fromkeys(request.ops)) or "all"
     device = request.device or default_device()
     size = "quick" if request.is_quick else "full"
-    with _progress(progress_console) as progress:
+    with progress_bar(progress_console) as update:
+        progress = update and (lambda case, done, to_do: update(done, to_do, f"{case.op}: {case.name}"))
         try:
             if request.peer is not None:
                 report = run_peer(request.peer, ops, device, size, cases=request.cases, progress=progress)
@@ -81,19 +82,3 @@ def _candidate(path: str) -> Callable[..., Any]:
     if not callable(function):
         raise BadInput(f"--candidate {path} is a {type(function).__name__}, needed a function")
     return function  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[Any, int, int], None] | None]:
-    """A bar on stderr while the cases run; none where it is no terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda case, done, to_do: bar.update(
-            task, completed=done, total=to_do, description=f"{case.op}: {case.name}"[:50]
-        )

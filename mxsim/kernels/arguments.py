@@ -23,8 +23,8 @@ E8M0_SCALES = (torch.uint8, torch.float8_e8m0fnu)
 FP8_CODES = (torch.uint8, torch.float8_e4m3fn)
 FP32_SCALES = (torch.float32,)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# enum ScaleRule of scale.h
-_RULE_NUMBERS = {ScaleRule.FLOOR: 0, ScaleRule.RCEIL: 1, ScaleRule.CEIL: 2, ScaleRule.EVEN: 3}
+SCALE_RULES = (ScaleRule.FLOOR, ScaleRule.RCEIL, ScaleRule.CEIL, ScaleRule.EVEN)  # by number: enum ScaleRule of scale.h
+_RULE_NUMBERS = {rule: number for number, rule in enumerate(SCALE_RULES)}
 # Of the terms and of their sum, by the number that the backends know them by (gemm_rule of gemm.h).
 GEMM_ROUNDINGS = (
     (Rounding.TOWARD_ZERO, Rounding.TOWARD_ZERO),

@@ -13,21 +13,18 @@ from mxsim.blocks import (
     MXFP4,
     Accumulator,
     BlockTensor,
-    ScaleRule,
     convert,
     fp8_gemm,
     quantize,
 )
 from mxsim.formats import E2M1, unpack
-from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS
+from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS, SCALE_RULES
 from mxsim.kernels.layouts import round_up
-
-_RULES = (ScaleRule.FLOOR, ScaleRule.RCEIL, ScaleRule.CEIL, ScaleRule.EVEN)  # enum ScaleRule of scale.h
 
 
 def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int) -> None:
     """MXFP4 rows of bfloat16, float16 or float32."""
-    _store_fp4(quantize(x, MXFP4, scale_rule=_RULES[rule]), codes, scales)
+    _store_fp4(quantize(x, MXFP4, scale_rule=SCALE_RULES[rule]), codes, scales)
 
 
 def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_scales: Tensor, rule: int) -> int | None:
@@ -35,7 +32,7 @@ def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_sca
     index = _first_refused(scales)
     if index is None:
         t = BlockTensor(_bytes(codes), scales.numpy(), FP8_1X128)
-        _store_fp4(convert.fp8_row_to_fp4_row(t, scale_rule=_RULES[rule]), out_codes, out_scales)
+        _store_fp4(convert.fp8_row_to_fp4_row(t, scale_rule=SCALE_RULES[rule]), out_codes, out_scales)
     return index
 
 
