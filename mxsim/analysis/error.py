@@ -135,13 +135,17 @@ def _strip_sums(terms: Float[np.ndarray, "*batch n"]) -> list[Float64[np.ndarray
 
 
 def _num_saturated(magnitude: Float[np.ndarray, "*shape"], scales: Float[np.ndarray, "*blocks"], t: BlockTensor) -> int:
+    block = block_of(t.format, t.axis)
+    blocks, limits = (as_matrices(a, t.format, t.axis) for a in (magnitude, saturation_limit(scales, t)))
+    return int(np.count_nonzero(split_blocks(blocks, block) > per_block(limits)))
+
+
+def saturation_limit(scales: Float[np.ndarray, "*blocks"], t: BlockTensor) -> Float[np.ndarray, "*blocks"]:
+    """The magnitude above which an element of a block with that scale (without tensor_scale) saturates."""
     limit = scales * t.format.element.max_finite
     if t.tensor_scale is not None:
         limit = limit * (float(t.tensor_scale) * _FP32_SLACK)
-    limit = np.where(limit == 0, np.inf, limit)  # a scale that rounded to 0: underflow, not saturation
-    block = block_of(t.format, t.axis)
-    blocks, limits = (as_matrices(a, t.format, t.axis) for a in (magnitude, limit))
-    return int(np.count_nonzero(split_blocks(blocks, block) > per_block(limits)))
+    return np.where(limit == 0, np.inf, limit)  # a scale that rounded to 0: underflow, not saturation
 
 
 def _num_subnormal(t: BlockTensor) -> int | None:

@@ -316,7 +316,7 @@ def _pieces(
 ) -> Iterator[Float[np.ndarray, "stack rows columns"]]:
     """Pieces of about `chunk` elements as float32 or float64, cut where blocks, and groups of four of them, end."""
     unread = _RELEASE_EVERY
-    for piece in _slices(matrices.shape, blocks, chunk):
+    for piece in slices_of_pieces(matrices.shape, blocks, chunk):
         with np.errstate(invalid="ignore"):
             x = np.ascontiguousarray(as_float(matrices[piece], caller="study", name=tensor.name))
         yield x
@@ -327,7 +327,8 @@ def _pieces(
     tensor.release()
 
 
-def _slices(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]], chunk: int) -> Iterator[Slices]:
+def slices_of_pieces(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]], chunk: int) -> Iterator[Slices]:
+    """Slices of (stack, rows, columns) of about `chunk` elements, cut where blocks, and groups of four of them, end."""
     row_unit, column_unit = (
         math.lcm(*(math.lcm(length, _GROUP) if length > 1 else 1 for length in lengths))
         for lengths in zip(*blocks, strict=True)
