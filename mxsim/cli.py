@@ -252,6 +252,34 @@ def _bench(
     raise typer.Exit(status)
 
 
+@app.command("identify")
+def _identify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .safetensors or .pt file with three arrays.")],
+    inputs: Annotated[str, typer.Option(metavar="NAME", help="Float array [.., K] that was quantized.")] = "inputs",
+    codes: Annotated[
+        str, typer.Option(metavar="NAME", help="Bytes [.., K], or MXFP4 packed two a byte, [.., K/2].")
+    ] = "codes",
+    scales: Annotated[
+        str, typer.Option(metavar="NAME", help="E8M0 bytes [.., K/32], or float32 [.., K/128] of FP8.")
+    ] = "scales",
+    format: Annotated[
+        str | None, typer.Option(metavar="NAME", help="MXFP4, MXFP8_E4M3 or FP8_1X128. Default: as the shapes say.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Tell whose rules made these bytes; exit status 1 if no known quantizer's did.
+
+    Compared are the profiles of mxsim, torchao, Triton, DeepGEMM, TransformerEngine and others: scale rule, rounding,
+    FP32 order, blocks of zeros, NaN. Of those that fit, the smallest block that would tell two of them apart is shown.
+
+    Example: mxsim identify kernel_output.npz --inputs x --codes q --scales s
+    """
+    from mxsim.commands.identify import identify_file
+
+    status = identify_file(file, names=(inputs, codes, scales), fmt=format, as_json=json, console=_console())
+    raise typer.Exit(status)
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 

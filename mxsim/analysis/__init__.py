@@ -1,20 +1,37 @@
-"""Error metrics and the checkpoint study: arrays and files in, tidy rows out. NumPy only."""
+"""Error metrics, the checkpoint study, whose rules made these bytes: arrays and files in, tidy rows out. NumPy only."""
 
 from mxsim.analysis.error import ErrorSums
 from mxsim.analysis.fp4_to_fp8 import exponent_spread, is_lossless
+from mxsim.analysis.identify import Comparison, Difference, Identification, identify
+from mxsim.analysis.profile_catalog import PROFILES, profiles_of
+from mxsim.analysis.profiles import Factor, NonFinitePolicy, Profile, Quotient, TieRule
 from mxsim.analysis.study import Skipped, Study, StudyRow, study_arrays, study_file
+from mxsim.analysis.telling_apart import Distinction, tell_apart
 from mxsim.analysis.tensor_files import StoredTensor, TensorFileError, open_tensors
 
 __all__ = [
+    "PROFILES",
+    "Comparison",
+    "Difference",
+    "Distinction",
     "ErrorSums",
+    "Factor",
+    "Identification",
+    "NonFinitePolicy",
+    "Profile",
+    "Quotient",
     "Skipped",
     "StoredTensor",
     "Study",
     "StudyRow",
     "TensorFileError",
+    "TieRule",
     "exponent_spread",
+    "identify",
     "is_lossless",
     "open_tensors",
+    "profiles_of",
     "study_arrays",
     "study_file",
+    "tell_apart",
 ]
