@@ -9,7 +9,7 @@
 
    which is the integral over the density of amax, n f_|x|(m) F(m)**(n-1), of the error of the element that is m and of
    the n - 1 others, truncated to |x| <= m, integrated by parts.
-3. q_s is constant between the midpoints of s times the element's grid, so J is a sum of integrals of a parabola times f.
+3. q_s is constant between the midpoints of s times the element's grid, so J is a sum of integrals of parabolas times f.
 
 Nothing here calls `quantize` or `encode`: grid, midpoints and ladders are built from the formats' constants. scipy is
 not needed either: a distribution is whatever has scipy.stats' methods.
@@ -24,7 +24,6 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from mxsim.blocks import BlockFormat, BlockTensor, ScaleRule, quantize
-from mxsim.blocks.layout import per_block
 from mxsim.formats import E4M3, CodeForm, FloatFormat, philox_bits
 from mxsim.formats.inputs import as_float, as_numpy
 
