@@ -12,6 +12,7 @@ from mxsim.analysis.tensor_files import StoredTensor, TensorFileError, open_tens
 from mxsim.analysis.theory import ExpectedError, MeasuredError, compare_with_theory, expected_error, measured_error
 
 __all__ = [
+    "PROFILES",
     "Comparison",
     "Difference",
     "Distinction",
@@ -21,7 +22,6 @@ __all__ = [
     "Identification",
     "MeasuredError",
     "NonFinitePolicy",
-    "PROFILES",
     "Profile",
     "Quotient",
     "RowToColumn",
