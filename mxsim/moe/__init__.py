@@ -1,0 +1,35 @@
+"""The mixture-of-experts layer in BF16, FP8 and MXFP4: compute in FP8, store and send in FP4. Needs torch.
+
+layer = MoE(7168, 2048, num_experts=256, top_k=8, recipe=Recipe.MXFP4)
+"""
+
+from mxsim.moe.experts import Experts
+from mxsim.moe.fp4_tokens import Fp4Tokens
+from mxsim.moe.grouped_gemm import Gemm, GemmRecord, grouped_gemm, grouped_wgrad, record_gemms
+from mxsim.moe.groups import Groups
+from mxsim.moe.linear import Linear
+from mxsim.moe.permute import Permutation, permute, permute_rows, permute_weights, unpermute_sum
+from mxsim.moe.recipe import Activation, Compute, Recipe
+from mxsim.moe.swiglu import swiglu, swiglu_backward
+
+__all__ = [
+    "Activation",
+    "Compute",
+    "Experts",
+    "Fp4Tokens",
+    "Gemm",
+    "GemmRecord",
+    "Groups",
+    "Linear",
+    "Permutation",
+    "Recipe",
+    "grouped_gemm",
+    "grouped_wgrad",
+    "permute",
+    "permute_rows",
+    "permute_weights",
+    "record_gemms",
+    "swiglu",
+    "swiglu_backward",
+    "unpermute_sum",
+]

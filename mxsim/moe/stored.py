@@ -1,0 +1,81 @@
+"""GEMM operands of the FP8 recipes: what is quantized, what is kept for the backward pass, what is read from it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mxsim import kernels
+from mxsim.formats import Rounding
+from mxsim.kernels import Fp4Rows, Fp8Cols, RaggedFp8Rows
+from mxsim.kernels.layouts import FP4_BLOCK, FP8_BLOCK, max_column_blocks
+from mxsim.moe.recipe import Activation, Recipe
+
+
+def to_fp4(x: Tensor, recipe: Recipe, seed: int | None) -> Fp4Rows:
+    """x in MXFP4 by the recipe's scale rule and rounding; seed: of its random bits where the rounding is STOCHASTIC."""
+    if recipe.rounding is Rounding.STOCHASTIC:
+        return kernels.bf16_to_fp4_row(x, scale_rule=recipe.scale_rule, rounding=recipe.rounding, seed=seed)
+    return kernels.bf16_to_fp4_row(x, scale_rule=recipe.scale_rule)
+
+
+def quantize_input(
+    x: Tensor, activation: Activation, recipe: Recipe, sizes: Sequence[int], seed: int | None
+) -> tuple[RaggedFp8Rows, list[Tensor]]:
+    """Rows for the forward GEMM, and what is kept of the activation: MXFP4 rows, or FP8 columns.
+
+    Kept in MXFP4, x is quantized once and the rows hold the values of those codes. Otherwise x is quantized twice.
+    """
+    if not recipe.keeps_fp4(activation):
+        return kernels.bf16_to_fp8_row(x, group_sizes=sizes), list(kernels.bf16_to_fp8_col(x, group_sizes=sizes))
+    if recipe.rounding is Rounding.STOCHASTIC:
+        fp4 = to_fp4(x, recipe, seed)
+        return rows_from_fp4(fp4, recipe, sizes), list(fp4)
+    fp4, rows = kernels.bf16_to_fp4_and_fp8_row(
+        x, scale_rule=recipe.scale_rule, headroom=recipe.headroom, group_sizes=sizes
+    )
+    return rows, list(fp4)
+
+
+def rows_from_fp4(fp4: Fp4Rows, recipe: Recipe, sizes: Sequence[int]) -> RaggedFp8Rows:
+    """Rows for the forward GEMM from MXFP4 codes."""
+    return kernels.fp4_row_to_fp8_row(*fp4, headroom=recipe.headroom, group_sizes=sizes)
+
+
+def columns_of(kept: Sequence[Tensor], activation: Activation, recipe: Recipe, sizes: Sequence[int]) -> Fp8Cols:
+    """Columns for Wgrad from what `quantize_input` kept."""
+    if recipe.keeps_fp4(activation):
+        return kernels.fp4_row_to_fp8_col(*kept, headroom=recipe.headroom, group_sizes=sizes)
+    return Fp8Cols(*kept)
+
+
+def quantize_gradient(dy: Tensor, sizes: Sequence[int]) -> tuple[RaggedFp8Rows, Fp8Cols]:
+    """FP8 rows (Dgrad) and FP8 columns (Wgrad) of a gradient, both from its BF16 values."""
+    return kernels.bf16_to_fp8_row(dy, group_sizes=sizes), kernels.bf16_to_fp8_col(dy, group_sizes=sizes)
+
+
+def grown(kept: list[Tensor], num_rows: int) -> list[Tensor]:
+    """Kept columns in buffers that suffice for any group sizes: under torch.compile no shape may depend on data."""
+    codes, scales, padded_sizes = kept
+    num_columns = scales.shape[1]
+    blocks = max_column_blocks(num_rows, len(padded_sizes))
+    big = [codes.new_zeros(num_columns * blocks * FP8_BLOCK), scales.new_ones(blocks, num_columns)]
+    big[0][: len(codes)] = codes
+    big[1][: len(scales)] = scales
+    return [*big, padded_sizes]
+
+
+def empty_kept(x: Tensor, activation: Activation, recipe: Recipe, num_groups: int) -> list[Tensor]:
+    """Tensors of the shapes that `quantize_input` keeps, grown."""
+    num_rows, num_columns = x.shape
+    if recipe.keeps_fp4(activation):
+        return [
+            x.new_empty((num_rows, num_columns // 2), dtype=torch.uint8),
+            x.new_empty((num_rows, num_columns // FP4_BLOCK), dtype=torch.uint8),
+        ]
+    blocks = max_column_blocks(num_rows, num_groups)
+    return [
+        x.new_empty((num_columns * blocks * FP8_BLOCK,), dtype=torch.float8_e4m3fn),
+        x.new_empty((blocks, num_columns), dtype=torch.float32),
+        x.new_empty((num_groups,), dtype=torch.int64),
+    ]
