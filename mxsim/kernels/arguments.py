@@ -55,6 +55,33 @@ def rule_number(op: str, scale_rule: ScaleRule | None) -> int:
     return _RULE_NUMBERS[scale_rule]
 
 
+def stochastic_seeds(op: str, rounding: Rounding, seed: int | None) -> tuple[int, ...]:
+    """What an operator takes for stochastic rounding, the seed's 64 bits in two's complement; nothing for TIES_TO_EVEN.
+
+    Raises:
+        TypeError: if rounding is no Rounding, or the seed no integer.
+        ValueError: for another rounding than these two, a seed that STOCHASTIC lacks or TIES_TO_EVEN has no use for, or
+            one outside 0 to 2**64 - 1.
+    """
+    if rounding is Rounding.TIES_TO_EVEN:
+        if seed is not None:
+            raise ValueError(f"{op}: seed is {seed!r}, but rounding is TIES_TO_EVEN, needed None")
+        return ()
+    if not isinstance(rounding, Rounding):
+        raise TypeError(f"{op}: rounding is {rounding!r}, needed a Rounding")
+    if rounding is not Rounding.STOCHASTIC:
+        raise ValueError(f"{op}: rounding is {rounding.name}, needed TIES_TO_EVEN or STOCHASTIC")
+    if seed is None:
+        raise ValueError(f"{op}: seed is None, but rounding is STOCHASTIC, needed an integer 0 to 2**64 - 1")
+    if type(seed) is bool or not isinstance(seed, (int, np.integer, torch.SymInt)):
+        raise TypeError(f"{op}: seed is {seed!r}, needed an integer 0 to 2**64 - 1")
+    if isinstance(seed, np.integer):
+        seed = int(seed)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"{op}: seed is {seed}, needed an integer 0 to 2**64 - 1")
+    return (seed if seed < 2**63 else seed - 2**64,)
+
+
 def accumulator_numbers(op: str, accumulator: Accumulator) -> tuple[int, int, int, int, int]:
     """(fraction bits or -1, products a step, rounding, promotion interval or 0, scale order or -1)."""
     if not isinstance(accumulator, Accumulator):

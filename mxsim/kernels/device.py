@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mxsim.kernels import build
 
-_PARAMS = struct.Struct("<8Q7q4i")  # struct Params in include/mxsim/params.h
+_PARAMS = struct.Struct("<8Q7q4iq")  # struct Params in include/mxsim/params.h
 _THREADS = 256  # of every kernel
 _TILE_COLS = 512  # kTileCols
 _TILE_ROWS = 32  # kWarpRows * kTileWarps
@@ -40,10 +40,15 @@ _FP4_ROW_KERNELS = {
 _CUDA_ERROR_INVALID_CONTEXT = 201
 
 
-def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int) -> None:
-    """MXFP4 rows of bfloat16, float16 or float32."""
+def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int, seed: int | None = None) -> None:
+    """MXFP4 rows of bfloat16, float16 or float32. A seed: stochastic rounding."""
+    kernel = _FP4_ROW_KERNELS[x.dtype]
+    if seed is not None:
+        grid = (-(-x.numel() // (8 * _THREADS)), 1, 1)
+        _launch("stochastic_rows", f"stochastic_{kernel}", grid, x, out=(codes, scales), rule=rule, seed=seed)
+        return
     grid = (-(-x.numel() // _FLAT_ELEMENTS[x.dtype]), 1, 1)
-    _launch("to_fp4_row", _FP4_ROW_KERNELS[x.dtype], grid, x, out=(codes, scales), rule=rule)
+    _launch("to_fp4_row", kernel, grid, x, out=(codes, scales), rule=rule)
 
 
 def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_scales: Tensor, rule: int) -> None:
@@ -141,15 +146,16 @@ def to_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """FP8 rows of bfloat16, dense or ragged."""
+    """FP8 rows of bfloat16, dense or ragged. A seed: stochastic rounding."""
     _launch(
-        "bf16_rows",
-        "bf16_to_fp8_row_dense" if group_sizes is None else "bf16_to_fp8_row_ragged",
+        *_bf16_rows_kernel("bf16_to_fp8_row", group_sizes, seed),
         _tile_grid(*out_codes.shape),
         x,
         out=(out_codes, out_scales),
         groups=(group_sizes, padded_sizes, row_multiple),
+        seed=seed or 0,
     )
 
 
@@ -164,11 +170,11 @@ def to_fp4_and_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged."""
+    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged. A seed: stochastic."""
     _launch(
-        "bf16_rows",
-        "bf16_to_fp4_and_fp8_row_dense" if group_sizes is None else "bf16_to_fp4_and_fp8_row_ragged",
+        *_bf16_rows_kernel("bf16_to_fp4_and_fp8_row", group_sizes, seed),
         _tile_grid(*fp8_codes.shape),
         x,
         out=(fp4_codes, fp4_scales),
@@ -176,7 +182,14 @@ def to_fp4_and_fp8_row(
         groups=(group_sizes, padded_sizes, row_multiple),
         rule=rule,
         headroom=headroom,
+        seed=seed or 0,
     )
+
+
+def _bf16_rows_kernel(name: str, group_sizes: Tensor | None, seed: int | None) -> tuple[str, str]:
+    """(source, kernel)."""
+    kernel = name + ("_dense" if group_sizes is None else "_ragged")
+    return ("bf16_rows", kernel) if seed is None else ("stochastic_rows", f"stochastic_{kernel}")
 
 
 def to_fp8_tile(w: Tensor, out_codes: Tensor, out_scales: Tensor, transpose: bool) -> None:
@@ -289,6 +302,7 @@ def _launch(
     groups: tuple[Tensor | None, Tensor | None, int] = (None, None, 1),
     rule: int = 0,
     headroom: int = 0,
+    seed: int = 0,
 ) -> None:
     group_sizes, padded_sizes, row_multiple = groups
     if 0 in grid:
@@ -330,6 +344,7 @@ def _launch(
         row_multiple,
         rule,
         headroom,
+        seed,
     )
     handle = _kernel(source, kernel, index)
     if torch.cuda.current_device() == index:

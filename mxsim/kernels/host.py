@@ -33,17 +33,21 @@ _SHAPE = (_Long, _Long)
 _STRIDED = (_Pointer, _Long, _Long)
 _GROUPS = (_Pointer, _Long, _Long, _Pointer)  # sizes, their number, multiple, padded sizes
 _COLUMN_GROUPS = (_Pointer, _Long, _Pointer)
+_ROUNDING = (_Int, ctypes.c_uint64)  # whether it is stochastic, and its seed
 FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types, without the last one: number of threads
-    "to_fp4_row": (_Pointer, _Int, *_SHAPE, _Int, _Pointer, _Pointer),
+    "to_fp4_row": (_Pointer, _Int, *_SHAPE, _Int, _Pointer, _Pointer, *_ROUNDING),
     "fp8_row_to_fp4_row": (_Pointer, *_STRIDED, *_SHAPE, _Int, _Pointer, _Pointer),
     "fp4_row_to_fp8_row": (_Pointer, _Pointer, *_SHAPE, _Int, _Pointer, *_STRIDED, *_GROUPS),
     "fp4_row_to_fp8_col": (_Pointer, _Pointer, *_SHAPE, _Int, _Pointer, _Pointer, *_COLUMN_GROUPS),
     "fp8_row_to_fp8_col": (_Pointer, *_STRIDED, *_SHAPE, _Pointer, _Pointer, *_COLUMN_GROUPS),
     "fp8_row_to_ragged": (_Pointer, *_STRIDED, *_SHAPE, _Pointer, _Pointer, *_GROUPS),
-    "to_fp8_row": (_Pointer, *_SHAPE, _Pointer, *_STRIDED, *_GROUPS),
+    "to_fp8_row": (_Pointer, *_SHAPE, _Pointer, *_STRIDED, *_GROUPS, *_ROUNDING),
     "to_fp8_col": (_Pointer, *_SHAPE, _Pointer, _Pointer, *_COLUMN_GROUPS),
     "to_fp8_tile": (_Pointer, _Long, *_SHAPE, _Int, _Pointer, *_STRIDED, _Long),
-    "to_fp4_and_fp8_row": (_Pointer, *_SHAPE, _Int, _Int, _Pointer, _Pointer, _Pointer, *_STRIDED, *_GROUPS),
+    "to_fp4_and_fp8_row": (
+        *(_Pointer, *_SHAPE, _Int, _Int, _Pointer, _Pointer, _Pointer),
+        *(*_STRIDED, *_GROUPS, *_ROUNDING),
+    ),
     "fp4_to_bf16": (_Pointer, _Pointer, *_SHAPE, _Pointer),
     "fp8_gemm_emulated": (
         *(_Pointer, *_STRIDED, _Pointer, *_STRIDED, _Int),  # operands, rows that share a scale of b
@@ -89,9 +93,9 @@ def _call(name: str, *arguments: Any) -> Any:
     return getattr(library(), f"mxsim_{name}")(*arguments, torch.get_num_threads())
 
 
-def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int) -> None:
-    """MXFP4 rows of bfloat16, float16 or float32."""
-    _call("to_fp4_row", x, _SOURCES[x.dtype], *x.shape, rule, codes, scales)
+def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int, seed: int | None = None) -> None:
+    """MXFP4 rows of bfloat16, float16 or float32. A seed: stochastic rounding."""
+    _call("to_fp4_row", x, _SOURCES[x.dtype], *x.shape, rule, codes, scales, *_rounding(seed))
 
 
 def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_scales: Tensor, rule: int) -> int | None:
@@ -196,11 +200,11 @@ def to_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """FP8 rows of bfloat16, dense or ragged."""
-    _call(
-        "to_fp8_row", x, *x.shape, out_codes, *_strided(out_scales), *_groups(group_sizes, padded_sizes, row_multiple)
-    )
+    """FP8 rows of bfloat16, dense or ragged. A seed: stochastic rounding."""
+    groups = _groups(group_sizes, padded_sizes, row_multiple)
+    _call("to_fp8_row", x, *x.shape, out_codes, *_strided(out_scales), *groups, *_rounding(seed))
 
 
 def to_fp8_col(
@@ -226,8 +230,9 @@ def to_fp4_and_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged."""
+    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged. A seed: stochastic."""
     _call(
         "to_fp4_and_fp8_row",
         x,
@@ -239,6 +244,7 @@ def to_fp4_and_fp8_row(
         fp8_codes,
         *_strided(fp8_scales),
         *_groups(group_sizes, padded_sizes, row_multiple),
+        *_rounding(seed),
     )
 
 
@@ -292,3 +298,7 @@ def _groups(sizes: Tensor | None, padded_sizes: Tensor | None, multiple: int) ->
 
 def _column_groups(sizes: Tensor | None, padded_sizes: Tensor | None) -> tuple[Any, ...]:
     return (None, 0, None) if sizes is None else (sizes, sizes.shape[0], padded_sizes)
+
+
+def _rounding(seed: int | None) -> tuple[bool, int]:
+    return seed is not None, seed or 0

@@ -143,12 +143,18 @@ def _on_device(sizes: Sequence[int], device: torch.device) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- operators
-@_operator("bf16_to_fp4_row(Tensor x, int rule) -> (Tensor, Tensor)")
-def bf16_to_fp4_row(backend: Any, x: Tensor, rule: int) -> tuple[Tensor, ...]:
+# A seed: stochastic rounding, by an overload of its own. 64 bits in two's complement.
+def _bf16_to_fp4_row(backend: Any, x: Tensor, rule: int, seed: int | None = None) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp4_row", "x", x, FLOATS, 1, FP4_BLOCK)
     codes, scales = empty_fp4_rows(x.shape, x.device)
-    backend.to_fp4_row(x, codes, scales, rule)
+    backend.to_fp4_row(x, codes, scales, rule, seed)
     return codes, scales
+
+
+bf16_to_fp4_row = _operator("bf16_to_fp4_row(Tensor x, int rule) -> (Tensor, Tensor)")(_bf16_to_fp4_row)
+bf16_to_fp4_row_stochastic = _operator(
+    "bf16_to_fp4_row.stochastic(Tensor x, int rule, SymInt seed) -> (Tensor, Tensor)"
+)(_bf16_to_fp4_row)
 
 
 @_operator("fp8_row_to_fp4_row(Tensor codes, Tensor scales, int rule) -> (Tensor, Tensor)")
@@ -261,27 +267,41 @@ def fp8_row_to_ragged(
     return *out, padded
 
 
-@_operator("bf16_to_fp8_row(Tensor x) -> (Tensor, Tensor)")
-def bf16_to_fp8_row(backend: Any, x: Tensor) -> tuple[Tensor, ...]:
+def _bf16_to_fp8_row(backend: Any, x: Tensor, seed: int | None = None) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
     out = empty_fp8_rows(x.shape, x.device)
-    backend.to_fp8_row(x, *out, None, None, 1)
+    backend.to_fp8_row(x, *out, None, None, 1, seed)
     return out
 
 
-@_operator(
-    "bf16_to_fp8_row.ragged(Tensor x, Tensor? group_sizes, SymInt[]? host_sizes, SymInt row_multiple) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def bf16_to_fp8_row_ragged(
-    backend: Any, x: Tensor, group_sizes: Tensor | None, host_sizes: list[int] | None, row_multiple: int
+def _bf16_to_fp8_row_ragged(
+    backend: Any,
+    x: Tensor,
+    group_sizes: Tensor | None,
+    host_sizes: list[int] | None,
+    row_multiple: int,
+    seed: int | None = None,
 ) -> tuple[Tensor, ...]:
     op = "bf16_to_fp8_row"
     x = rows_of(op, "x", x, BF16, 1, FP8_BLOCK)
     sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), row_multiple, max_row_units)
     out = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
-    backend.to_fp8_row(x, *out, sizes, padded, row_multiple)
+    backend.to_fp8_row(x, *out, sizes, padded, row_multiple, seed)
     return *out, padded
+
+
+bf16_to_fp8_row = _operator("bf16_to_fp8_row(Tensor x) -> (Tensor, Tensor)")(_bf16_to_fp8_row)
+bf16_to_fp8_row_stochastic = _operator("bf16_to_fp8_row.stochastic(Tensor x, SymInt seed) -> (Tensor, Tensor)")(
+    _bf16_to_fp8_row
+)
+bf16_to_fp8_row_ragged = _operator(
+    "bf16_to_fp8_row.ragged(Tensor x, Tensor? group_sizes, SymInt[]? host_sizes, SymInt row_multiple) "
+    "-> (Tensor, Tensor, Tensor)"
+)(_bf16_to_fp8_row_ragged)
+bf16_to_fp8_row_stochastic_ragged = _operator(
+    "bf16_to_fp8_row.stochastic_ragged(Tensor x, Tensor? group_sizes, SymInt[]? host_sizes, SymInt row_multiple, "
+    "SymInt seed) -> (Tensor, Tensor, Tensor)"
+)(_bf16_to_fp8_row_ragged)
 
 
 @_operator("bf16_to_fp8_col(Tensor x) -> (Tensor, Tensor)")
@@ -314,19 +334,16 @@ def bf16_to_fp8_tile(backend: Any, w: Tensor, transpose: bool) -> tuple[Tensor, 
     return codes, scales
 
 
-@_operator("bf16_to_fp4_and_fp8_row(Tensor x, int rule, int headroom) -> (Tensor, Tensor, Tensor, Tensor)")
-def bf16_to_fp4_and_fp8_row(backend: Any, x: Tensor, rule: int, headroom: int) -> tuple[Tensor, ...]:
+def _bf16_to_fp4_and_fp8_row(
+    backend: Any, x: Tensor, rule: int, headroom: int, seed: int | None = None
+) -> tuple[Tensor, ...]:
     x = rows_of("bf16_to_fp4_and_fp8_row", "x", x, BF16, 1, FP8_BLOCK)
     fp4, fp8 = empty_fp4_rows(x.shape, x.device), empty_fp8_rows(x.shape, x.device)
-    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, None, None, 1)
+    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, None, None, 1, seed)
     return *fp4, *fp8
 
 
-@_operator(
-    "bf16_to_fp4_and_fp8_row.ragged(Tensor x, int rule, int headroom, Tensor? group_sizes, SymInt[]? host_sizes, "
-    "SymInt row_multiple) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-def bf16_to_fp4_and_fp8_row_ragged(
+def _bf16_to_fp4_and_fp8_row_ragged(
     backend: Any,
     x: Tensor,
     rule: int,
@@ -334,14 +351,32 @@ def bf16_to_fp4_and_fp8_row_ragged(
     group_sizes: Tensor | None,
     host_sizes: list[int] | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> tuple[Tensor, ...]:
     op = "bf16_to_fp4_and_fp8_row"
     x = rows_of(op, "x", x, BF16, 1, FP8_BLOCK)
     sizes, padded, units = _groups(op, backend, group_sizes, host_sizes, ("x", x), row_multiple, max_row_units)
     fp4 = empty_fp4_rows(x.shape, x.device)
     fp8 = empty_ragged_fp8_rows(units * row_multiple, x.shape[1], x.device)
-    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, sizes, padded, row_multiple)
+    backend.to_fp4_and_fp8_row(x, *fp4, *fp8, rule, headroom, sizes, padded, row_multiple, seed)
     return *fp4, *fp8, padded
+
+
+bf16_to_fp4_and_fp8_row = _operator(
+    "bf16_to_fp4_and_fp8_row(Tensor x, int rule, int headroom) -> (Tensor, Tensor, Tensor, Tensor)"
+)(_bf16_to_fp4_and_fp8_row)
+bf16_to_fp4_and_fp8_row_stochastic = _operator(
+    "bf16_to_fp4_and_fp8_row.stochastic(Tensor x, int rule, int headroom, SymInt seed) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)(_bf16_to_fp4_and_fp8_row)
+bf16_to_fp4_and_fp8_row_ragged = _operator(
+    "bf16_to_fp4_and_fp8_row.ragged(Tensor x, int rule, int headroom, Tensor? group_sizes, SymInt[]? host_sizes, "
+    "SymInt row_multiple) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)(_bf16_to_fp4_and_fp8_row_ragged)
+bf16_to_fp4_and_fp8_row_stochastic_ragged = _operator(
+    "bf16_to_fp4_and_fp8_row.stochastic_ragged(Tensor x, int rule, int headroom, Tensor? group_sizes, "
+    "SymInt[]? host_sizes, SymInt row_multiple, SymInt seed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)(_bf16_to_fp4_and_fp8_row_ragged)
 
 
 @_operator("fp4_to_bf16(Tensor codes, Tensor scales) -> Tensor")

@@ -17,6 +17,12 @@ sizes that are negative or do not sum to the rows (ValueError).
   - a tensor on the device: nothing waits for the device. Results have the size that suffices for any sizes, the offsets
     follow from `padded_group_sizes`, bytes past the last chunk are unspecified. Sizes are clamped in order to the rows
     that are left.
+Stochastic rounding, where an op has the keyword: with rounding=STOCHASTIC a magnitude rounds up with the probability of
+its position between its two neighbours, element i of the tensor (row by row, padding left out) by the random bits of
+`mxsim.formats.philox_bits(seed, x.shape)`. The seed is an integer 0 to 2**64 - 1: the same seed gives the same codes on
+every backend, and a captured CUDA graph repeats its seed at each replay. Scales do not depend on it. Another rounding,
+and a seed without STOCHASTIC, is a ValueError.
+
 `check=True` reads the device back (not under graph capture) and raises the ValueErrors that CPU tensors always get.
 """
 
@@ -28,6 +34,7 @@ import torch
 from torch import Tensor
 
 from mxsim.blocks import HOPPER, Accumulator, ScaleRule
+from mxsim.formats import Rounding
 from mxsim.kernels import operators
 from mxsim.kernels.arguments import (
     FP32_SCALES,
@@ -42,27 +49,39 @@ from mxsim.kernels.arguments import (
     raise_not_a_power_of_two,
     rule_number,
     split_group_sizes,
+    stochastic_seeds,
 )
 from mxsim.kernels.layouts import DEFAULT_ROW_MULTIPLE, Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles, RaggedFp8Rows
 
 GroupSizes: TypeAlias = Sequence[int] | Tensor
 
 
-def bf16_to_fp4_row(x: Tensor, *, scale_rule: ScaleRule | None = None) -> Fp4Rows:
+def bf16_to_fp4_row(
+    x: Tensor,
+    *,
+    scale_rule: ScaleRule | None = None,
+    rounding: Rounding = Rounding.TIES_TO_EVEN,
+    seed: int | None = None,
+) -> Fp4Rows:
     """`quantize(x, MXFP4, scale_rule=scale_rule)`: E2M1(x / 2**X) along the last axis, X from each 32 elements' amax.
 
-    One rounding, ties to even, saturating; signs kept, of zero too. An all-zero block: scale code 0. A NaN or an
-    infinity in a block: scale code 0xFF, codes 0.
+    One rounding, saturating; signs kept, of zero too. An all-zero block: scale code 0. A NaN or an infinity in a block:
+    scale code 0xFF, codes 0.
 
     Args:
         x: bfloat16, float16 or float32 [..., K], K % 32 == 0.
         scale_rule: None is FLOOR.
+        rounding: TIES_TO_EVEN or STOCHASTIC.
+        seed: of STOCHASTIC.
 
-    Source: NUMERICS 3; the paper's BF16ToFP4Row.
+    Source: NUMERICS 3 and 2.2; the paper's BF16ToFP4Row.
     """
     op = "bf16_to_fp4_row"
     check_tensor(op, "x", x)
-    return Fp4Rows(*operators.bf16_to_fp4_row(x, rule_number(op, scale_rule)))
+    rule = rule_number(op, scale_rule)
+    seeds = stochastic_seeds(op, rounding, seed)
+    to_rows = operators.bf16_to_fp4_row_stochastic if seeds else operators.bf16_to_fp4_row
+    return Fp4Rows(*to_rows(x, rule, *seeds))
 
 
 def fp8_row_to_fp4_row(
@@ -211,6 +230,8 @@ def bf16_to_fp8_row(
     *,
     group_sizes: GroupSizes | None = None,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
+    rounding: Rounding = Rounding.TIES_TO_EVEN,
+    seed: int | None = None,
     check: bool = False,
 ) -> Fp8Rows | RaggedFp8Rows:
     """`quantize(x, FP8_1X128)`: E4M3(x / s), s the smallest power of two with amax <= 448 * s (RCEIL).
@@ -219,18 +240,23 @@ def bf16_to_fp8_row(
 
     Args:
         x: bfloat16 [..., K], K % 128 == 0.
+        rounding: TIES_TO_EVEN or STOCHASTIC.
+        seed: of STOCHASTIC.
 
-    Source: NUMERICS 7.
+    Source: NUMERICS 7 and 2.2.
     """
     op = "bf16_to_fp8_row"
     check_tensor(op, "x", x)
+    seeds = stochastic_seeds(op, rounding, seed)
     if group_sizes is None:
-        return Fp8Rows(*operators.bf16_to_fp8_row(x))
+        to_rows = operators.bf16_to_fp8_row_stochastic if seeds else operators.bf16_to_fp8_row
+        return Fp8Rows(*to_rows(x, *seeds))
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "x", x)
-    return RaggedFp8Rows(*operators.bf16_to_fp8_row_ragged(x, sizes, host_sizes, row_multiple))
+    to_rows = operators.bf16_to_fp8_row_stochastic_ragged if seeds else operators.bf16_to_fp8_row_ragged
+    return RaggedFp8Rows(*to_rows(x, sizes, host_sizes, row_multiple, *seeds))
 
 
 def bf16_to_fp8_col(x: Tensor, *, group_sizes: GroupSizes | None = None, check: bool = False) -> Fp8Cols:
@@ -273,11 +299,13 @@ def bf16_to_fp4_and_fp8_row(
     headroom: int = 6,
     group_sizes: GroupSizes | None = None,
     row_multiple: int = DEFAULT_ROW_MULTIPLE,
+    rounding: Rounding = Rounding.TIES_TO_EVEN,
+    seed: int | None = None,
     check: bool = False,
 ) -> tuple[Fp4Rows, Fp8Rows | RaggedFp8Rows]:
     """`bf16_to_fp4_row(x)`, and `fp4_row_to_fp8_row` of that: x is read once, the FP8 rows hold the FP4 values.
 
-    With group_sizes the FP8 rows are ragged; the FP4 rows stay as x's.
+    With group_sizes the FP8 rows are ragged; the FP4 rows stay as x's. rounding and seed: of the FP4 codes.
 
     Args:
         x: bfloat16 [..., K], K % 128 == 0.
@@ -286,16 +314,17 @@ def bf16_to_fp4_and_fp8_row(
     check_tensor(op, "x", x)
     check_headroom(op, headroom)
     rule = rule_number(op, scale_rule)
+    seeds = stochastic_seeds(op, rounding, seed)
     if group_sizes is None:
-        fp4_codes, fp4_scales, *fp8 = operators.bf16_to_fp4_and_fp8_row(x, rule, headroom)
+        to_both = operators.bf16_to_fp4_and_fp8_row_stochastic if seeds else operators.bf16_to_fp4_and_fp8_row
+        fp4_codes, fp4_scales, *fp8 = to_both(x, rule, headroom, *seeds)
         return Fp4Rows(fp4_codes, fp4_scales), Fp8Rows(*fp8)
     sizes, host_sizes = split_group_sizes(op, group_sizes)
     check_row_multiple(op, row_multiple)
     if check:
         _check_sizes(op, sizes, "x", x)
-    fp4_codes, fp4_scales, *fp8 = operators.bf16_to_fp4_and_fp8_row_ragged(
-        x, rule, headroom, sizes, host_sizes, row_multiple
-    )
+    to_both = operators.bf16_to_fp4_and_fp8_row_stochastic_ragged if seeds else operators.bf16_to_fp4_and_fp8_row_ragged
+    fp4_codes, fp4_scales, *fp8 = to_both(x, rule, headroom, sizes, host_sizes, row_multiple, *seeds)
     return Fp4Rows(fp4_codes, fp4_scales), RaggedFp8Rows(*fp8)
 
 

@@ -1,6 +1,7 @@
 """The backend for CPU tensors where there is no C++ compiler: the functions of `host`, computed by the simulator."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,14 @@ from mxsim.blocks import (
     fp8_gemm,
     quantize,
 )
-from mxsim.formats import E2M1, unpack
+from mxsim.formats import E2M1, Rounding, philox_bits, unpack
 from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS, SCALE_RULES
 from mxsim.kernels.layouts import round_up
 
 
-def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int) -> None:
-    """MXFP4 rows of bfloat16, float16 or float32."""
-    _store_fp4(quantize(x, MXFP4, scale_rule=SCALE_RULES[rule]), codes, scales)
+def to_fp4_row(x: Tensor, codes: Tensor, scales: Tensor, rule: int, seed: int | None = None) -> None:
+    """MXFP4 rows of bfloat16, float16 or float32. A seed: stochastic rounding."""
+    _store_fp4(quantize(x, MXFP4, scale_rule=SCALE_RULES[rule], **_rounding(x, seed)), codes, scales)
 
 
 def fp8_row_to_fp4_row(codes: Tensor, scales: Tensor, out_codes: Tensor, out_scales: Tensor, rule: int) -> int | None:
@@ -103,9 +104,10 @@ def to_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """FP8 rows of bfloat16, dense or ragged."""
-    rows = quantize(x, FP8_1X128)
+    """FP8 rows of bfloat16, dense or ragged. A seed: stochastic rounding."""
+    rows = quantize(x, FP8_1X128, **_rounding(x, seed))
     _store_fp8_rows(rows.codes, rows.scales, out_codes, out_scales, group_sizes, padded_sizes, row_multiple)
 
 
@@ -141,9 +143,10 @@ def to_fp4_and_fp8_row(
     group_sizes: Tensor | None,
     padded_sizes: Tensor | None,
     row_multiple: int,
+    seed: int | None = None,
 ) -> None:
-    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged."""
-    to_fp4_row(x, fp4_codes, fp4_scales, rule)
+    """MXFP4 rows of bfloat16 and the FP8 rows converted from them, the latter dense or ragged. A seed: stochastic."""
+    to_fp4_row(x, fp4_codes, fp4_scales, rule, seed)
     fp4_row_to_fp8_row(fp4_codes, fp4_scales, fp8_codes, fp8_scales, headroom, group_sizes, padded_sizes, row_multiple)
 
 
@@ -194,6 +197,13 @@ def fp8_gemm_emulated(
 
 
 # --------------------------------------------------------------------------------------------------- tensors and arrays
+def _rounding(x: Tensor, seed: int | None) -> dict[str, Any]:
+    """Keywords of `quantize`; a seed of 2**63 and more comes as the negative number with its bits."""
+    if seed is None:
+        return {}
+    return {"rounding": Rounding.STOCHASTIC, "random_bits": philox_bits(seed % 2**64, tuple(x.shape))}
+
+
 def _bytes(codes: Tensor) -> np.ndarray:
     array: np.ndarray = codes.view(torch.uint8).numpy()
     return array

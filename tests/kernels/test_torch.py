@@ -23,6 +23,12 @@ SIZES_TENSOR = torch.tensor(SIZES)
 OPERATORS = [
     (torch.ops.mxsim.bf16_to_fp4_row.default, (X, 1)),
     (torch.ops.mxsim.bf16_to_fp4_row.default, (X.t()[:, :256].half(), 3)),
+    (torch.ops.mxsim.bf16_to_fp4_row.stochastic, (X, 1, 7)),
+    (torch.ops.mxsim.bf16_to_fp8_row.stochastic, (X, -1)),
+    (torch.ops.mxsim.bf16_to_fp8_row.stochastic_ragged, (X, None, SIZES, 4, 7)),
+    (torch.ops.mxsim.bf16_to_fp8_row.stochastic_ragged, (X, SIZES_TENSOR, None, 4, 7)),
+    (torch.ops.mxsim.bf16_to_fp4_and_fp8_row.stochastic, (X, 0, 6, 7)),
+    (torch.ops.mxsim.bf16_to_fp4_and_fp8_row.stochastic_ragged, (X, 0, 6, SIZES_TENSOR, None, 4, 7)),
     (torch.ops.mxsim.fp8_row_to_fp4_row.default, (*FP8, 0)),
     (torch.ops.mxsim.fp8_row_to_fp4_row.default, (FP8[0], FP8[1].contiguous(), 2)),
     (torch.ops.mxsim.fp4_row_to_fp8_row.default, (*FP4, 6)),
@@ -223,11 +229,11 @@ def test_a_backend_gets_matrices_and_its_sizes(monkeypatch):
     for name in ("to_fp8_row", "to_fp8_col", "fp8_row_to_fp8_col", "to_fp8_tile"):
         monkeypatch.setitem(vars(operators._HOST), name, getattr(recorder, name))
     kernels.bf16_to_fp8_row(X.view(2, 130, 256), group_sizes=torch.tensor(SIZES, dtype=torch.int32), row_multiple=8)
-    (name, (x, codes, scales, sizes, padded, multiple)) = recorder.calls.pop()
+    (name, (x, codes, scales, sizes, padded, multiple, seed)) = recorder.calls.pop()
     assert (name, x.shape, x.is_contiguous(), codes.shape, scales.shape) == (
         "to_fp8_row", (260, 256), True, (272, 256), (544,)
     )  # fmt: skip
-    assert (sizes.dtype, sizes.tolist(), padded.shape, multiple) == (torch.int64, SIZES, (4,), 8)
+    assert (sizes.dtype, sizes.tolist(), padded.shape, multiple, seed) == (torch.int64, SIZES, (4,), 8, None)
     kernels.bf16_to_fp8_col(X)
     assert recorder.calls.pop()[1][3:] == (None, None)
     kernels.fp8_row_to_fp8_col(FP8[0], FP8[1].t().contiguous().t())

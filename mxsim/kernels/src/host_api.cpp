@@ -77,20 +77,32 @@ void for_each_row(const RowOutput& out, const Groups& groups, int num_threads, c
   });
 }
 
+// How elements are rounded: to nearest, ties to even, or by the random bits of a seed.
+struct Rounding {
+  bool is_stochastic;
+  uint64_t seed;
+};
+
+// cols elements, of which the first is element `first` of the tensor.
 template <typename Source>
-void quantize_fp4_row(const BitsOf<Source>* x, int64_t cols, ScaleRule rule, uint8_t* codes, uint8_t* scales) {
+void quantize_fp4_row(const BitsOf<Source>* x, int64_t first, int64_t cols, ScaleRule rule, Rounding rounding,
+                      uint8_t* codes, uint8_t* scales) {
   const Thresholds<Source>& table = thresholds<Source>();
   for (int64_t b = 0; b < cols / kFp4Block; ++b) {
-    scales[b] = quantize_fp4_block<Source>(x + b * kFp4Block, rule, table, codes + b * (kFp4Block / 2));
+    const BitsOf<Source>* block = x + first + b * kFp4Block;
+    uint8_t* block_codes = codes + b * (kFp4Block / 2);
+    const Draws draws{uint64_t(first + b * kFp4Block), rounding.seed};
+    scales[b] = rounding.is_stochastic ? draw_fp4_block<Source>(block, rule, draws, block_codes)
+                                       : quantize_fp4_block<Source>(block, rule, table, block_codes);
   }
 }
 
 template <typename Source>
-void quantize_fp4_rows(const void* x, int64_t rows, int64_t cols, ScaleRule rule, uint8_t* codes, uint8_t* scales,
-                       int num_threads) {
+void quantize_fp4_rows(const void* x, int64_t rows, int64_t cols, ScaleRule rule, Rounding rounding, uint8_t* codes,
+                       uint8_t* scales, int num_threads) {
   const auto* bits = static_cast<const BitsOf<Source>*>(x);
   parallel_for(rows, cols, num_threads, [&](int64_t begin, int64_t end) {
-    quantize_fp4_row<Source>(bits + begin * cols, (end - begin) * cols, rule, codes + begin * (cols / 2),
+    quantize_fp4_row<Source>(bits, begin * cols, (end - begin) * cols, rule, rounding, codes + begin * (cols / 2),
                              scales + begin * (cols / kFp4Block));
   });
 }
@@ -132,11 +144,11 @@ using namespace mxsim::host;
 extern "C" {
 
 void mxsim_to_fp4_row(const void* x, int source, int64_t rows, int64_t cols, int rule, uint8_t* codes, uint8_t* scales,
-                      int num_threads) {
+                      int is_stochastic, uint64_t seed, int num_threads) {
   const auto quantize = source == 0   ? quantize_fp4_rows<BF16>
                         : source == 1 ? quantize_fp4_rows<FP16>
                                       : quantize_fp4_rows<FP32>;
-  quantize(x, rows, cols, ScaleRule(rule), codes, scales, num_threads);
+  quantize(x, rows, cols, ScaleRule(rule), {is_stochastic != 0, seed}, codes, scales, num_threads);
 }
 
 void mxsim_fp4_row_to_fp8_row(const uint8_t* codes, const uint8_t* scales, int64_t rows, int64_t cols, int headroom,
@@ -153,13 +165,17 @@ void mxsim_fp4_row_to_fp8_row(const uint8_t* codes, const uint8_t* scales, int64
 
 void mxsim_to_fp8_row(const uint16_t* x, int64_t rows, int64_t cols, uint8_t* out_codes, uint32_t* out_scales,
                       int64_t out_row_stride, int64_t out_block_stride, const int64_t* group_sizes, int64_t num_groups,
-                      int64_t row_multiple, int64_t* padded_sizes, int num_threads) {
+                      int64_t row_multiple, int64_t* padded_sizes, int is_stochastic, uint64_t seed, int num_threads) {
   const Groups groups(group_sizes, num_groups, rows, row_multiple, padded_sizes);
   const RowOutput out{out_codes, {out_scales, out_row_stride, out_block_stride}, cols, group_sizes != nullptr};
   for_each_row(out, groups, num_threads, [&](int64_t row, uint8_t* row_codes, uint32_t* row_scales, int64_t stride) {
     for (int64_t b = 0; b < cols / kFp8Block; ++b) {
-      const uint16_t* block = x + row * cols + b * kFp8Block;
-      row_scales[b * stride] = encode_fp8(block, kFp8Block, amax_of(block, kFp8Block), row_codes + b * kFp8Block);
+      const int64_t first = row * cols + b * kFp8Block;
+      const uint32_t amax = amax_of(x + first, kFp8Block);
+      uint8_t* block_codes = row_codes + b * kFp8Block;
+      row_scales[b * stride] = is_stochastic
+                                   ? draw_fp8(x + first, kFp8Block, amax, {uint64_t(first), seed}, block_codes)
+                                   : encode_fp8(x + first, kFp8Block, amax, block_codes);
     }
   });
 }
@@ -167,13 +183,14 @@ void mxsim_to_fp8_row(const uint16_t* x, int64_t rows, int64_t cols, uint8_t* ou
 void mxsim_to_fp4_and_fp8_row(const uint16_t* x, int64_t rows, int64_t cols, int rule, int headroom, uint8_t* fp4_codes,
                               uint8_t* fp4_scales, uint8_t* out_codes, uint32_t* out_scales, int64_t out_row_stride,
                               int64_t out_block_stride, const int64_t* group_sizes, int64_t num_groups,
-                              int64_t row_multiple, int64_t* padded_sizes, int num_threads) {
+                              int64_t row_multiple, int64_t* padded_sizes, int is_stochastic, uint64_t seed,
+                              int num_threads) {
   const Groups groups(group_sizes, num_groups, rows, row_multiple, padded_sizes);
   const RowOutput out{out_codes, {out_scales, out_row_stride, out_block_stride}, cols, group_sizes != nullptr};
   for_each_row(out, groups, num_threads, [&](int64_t row, uint8_t* row_codes, uint32_t* row_scales, int64_t stride) {
     uint8_t* codes = fp4_codes + row * (cols / 2);
     uint8_t* scales = fp4_scales + row * (cols / kFp4Block);
-    quantize_fp4_row<BF16>(x + row * cols, cols, ScaleRule(rule), codes, scales);
+    quantize_fp4_row<BF16>(x, row * cols, cols, ScaleRule(rule), {is_stochastic != 0, seed}, codes, scales);
     convert_fp4_row(codes, scales, cols, headroom, row_codes, row_scales, stride);
   });
 }
@@ -322,6 +339,32 @@ void mxsim_rule_encode(const uint32_t* bits, const int32_t* scale_exponents, int
                       : source == 1 ? (element == 0 ? encode_scaled<FP16, E2M1> : encode_scaled<FP16, E4M3>)
                                     : (element == 0 ? encode_scaled<FP32, E2M1> : encode_scaled<FP32, E4M3>);
   for (int64_t i = 0; i < count; ++i) out[i] = uint8_t(encode(bits[i], scale_exponents[i]));
+}
+
+// With stochastic rounding. quick: as the loops do it.
+void mxsim_rule_encode_stochastic(const uint32_t* bits, const int32_t* scale_exponents, const uint32_t* random,
+                                  int64_t count, int source, int element, int quick, uint8_t* out) {
+  const auto of = [&](uint32_t x, int exponent, uint32_t r) {
+    if (quick && source == 0) {
+      return element == 0 ? stochastic_code<BF16, E2M1>(x, exponent, r) : stochastic_code<BF16, E4M3>(x, exponent, r);
+    }
+    if (source == 0) {
+      return element == 0 ? encode_scaled_stochastic<BF16, E2M1>(x, exponent, r)
+                          : encode_scaled_stochastic<BF16, E4M3>(x, exponent, r);
+    }
+    if (source == 1) {
+      return element == 0 ? encode_scaled_stochastic<FP16, E2M1>(x, exponent, r)
+                          : encode_scaled_stochastic<FP16, E4M3>(x, exponent, r);
+    }
+    return element == 0 ? encode_scaled_stochastic<FP32, E2M1>(x, exponent, r)
+                        : encode_scaled_stochastic<FP32, E4M3>(x, exponent, r);
+  };
+  for (int64_t i = 0; i < count; ++i) out[i] = uint8_t(of(bits[i], scale_exponents[i], random[i]));
+}
+
+// The random bits of elements first, first + 1, ...; first is a multiple of 4.
+void mxsim_rule_random_bits(int64_t count, uint64_t first, uint64_t seed, uint32_t* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = random_words((first + uint64_t(i)) / 4u, seed).at[i % 4];
 }
 
 void mxsim_rule_scale_exponent(const uint32_t* amax_bits, int64_t count, int source, int element, int rule,

@@ -55,17 +55,23 @@ MXSIM_HD constexpr Unpacked unpack(uint32_t magnitude) {
 static_assert(unpack<E2M1>(1).significand == 1 && unpack<E2M1>(1).exponent == -1, "0.5");
 static_assert(unpack<E4M3>(0x7E).significand == 14 && unpack<E4M3>(0x7E).exponent == 5, "448");
 
-// Magnitude code of significand * 2**exponent in Format: one rounding, ties to even; then overflow saturates.
-template <typename Format>
-MXSIM_HD constexpr uint32_t round_and_pack(Unpacked x) {
+// Magnitude code of significand * 2**exponent in Format: one rounding, then overflow saturates. Ties to even; or
+// stochastic: up iff random < frac * 2**32.
+template <typename Format, bool kStochastic = false>
+MXSIM_HD constexpr uint32_t round_and_pack(Unpacked x, [[maybe_unused]] uint32_t random = 0) {
   if (x.significand == 0) return 0;
   // Count ulps, then add the binade's offset. In a normal value the implicit bit is one of the ulps and turns binade
   // index k into biased exponent k + 1; a rounding carry moves into the exponent by itself.
   const int binade = max_int(floor_log2(x.significand) + x.exponent - Format::emin, 0);
   const int shift = Format::emin + binade - Format::mantissa_bits - x.exponent;
   if (binade > Format::emax - Format::emin) return Format::max_code;
-  if (shift > 25) return 0;  // under half of the smallest subnormal
-  const uint32_t num_ulps = shift > 0 ? shift_right_rne(x.significand, shift) : x.significand << -shift;
+  uint32_t num_ulps = 0;
+  if constexpr (kStochastic) {
+    num_ulps = shift > 0 ? shift_right_stochastic(x.significand, shift, random) : x.significand << -shift;
+  } else {
+    if (shift > 25) return 0;  // under half of the smallest subnormal
+    num_ulps = shift > 0 ? shift_right_rne(x.significand, shift) : x.significand << -shift;
+  }
   return min_uint(num_ulps + (uint32_t(binade) << Format::mantissa_bits), Format::max_code);
 }
 static_assert(round_and_pack<E2M1>({1, -2}) == 0 && round_and_pack<E2M1>({3, -2}) == 2, "0.25 -> 0, 0.75 -> 1");

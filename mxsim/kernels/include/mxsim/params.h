@@ -25,6 +25,7 @@ struct Params {
   int32_t row_multiple;
   int32_t rule;  // ScaleRule
   int32_t headroom;
+  uint64_t seed;  // of stochastic rounding
 };
 
 }  // namespace mxsim

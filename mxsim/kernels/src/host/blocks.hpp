@@ -5,6 +5,7 @@
 
 #include "host/tables.hpp"
 #include "mxsim/convert.h"
+#include "mxsim/stochastic.h"
 
 namespace mxsim::host {
 
@@ -125,6 +126,59 @@ inline uint32_t amax_of(const uint16_t* x, int count, uint32_t amax = 0) {
   int16_t largest = int16_t(amax);
   for (int i = 0; i < count; ++i) largest = std::max(largest, int16_t(x[i] & BF16::magnitude_mask));
   return uint32_t(largest);
+}
+
+// ------------------------------------------------------------------------------------------------- stochastic rounding
+// Elements first, first + 1, ... of a tensor, all of one block; first is a multiple of 4.
+struct Draws {
+  uint64_t first;
+  uint64_t seed;
+};
+
+// code_of(i, its random bits) for i < count, a multiple of 4.
+template <typename CodeOf>
+void draw_each(Draws draws, int count, const CodeOf& code_of) {
+  for (int i = 0; i < count; i += 4) {
+    const PhiloxWords random = random_words((draws.first + uint64_t(i)) / 4u, draws.seed);
+    for (int j = 0; j < 4; ++j) code_of(i + j, random.at[j]);
+  }
+}
+
+// Code of one element, as a CUDA kernel finds it.
+template <typename Source, typename Element>
+uint32_t stochastic_code(uint32_t bits, int scale_exponent, uint32_t random) {
+  if constexpr (Source::mantissa_bits == BF16::mantissa_bits) {
+    if (scale_exponent >= kMinBf16Exponent<Element>)
+      return encode_bf16_stochastic<Element>(bits, scale_exponent, random);
+  }
+  return encode_scaled_stochastic<Source, Element>(bits, scale_exponent, random);
+}
+
+// As quantize_fp4_block.
+template <typename Source>
+uint8_t draw_fp4_block(const BitsOf<Source>* x, ScaleRule rule, Draws draws, uint8_t* out) {
+  uint32_t amax = 0;
+  for (int i = 0; i < kFp4Block; ++i) amax = max_uint(amax, x[i] & Source::magnitude_mask);
+  const uint32_t scale_code = fp4_scale_code<Source>(amax, rule);
+  std::memset(out, 0, kFp4Block / 2);
+  if (scale_code == kE8M0Nan) return kE8M0Nan;
+  draw_each(draws, kFp4Block, [&](int i, uint32_t random) {
+    const uint32_t code = stochastic_code<Source, E2M1>(x[i], int(scale_code) - kE8M0Bias, random);
+    out[i / 2] = uint8_t(out[i / 2] | code << (4 * (i % 2)));
+  });
+  return uint8_t(scale_code);
+}
+
+// As encode_fp8.
+inline uint32_t draw_fp8(const uint16_t* x, int count, uint32_t amax, Draws draws, uint8_t* out) {
+  if (amax >= BF16::inf_code) {
+    std::memset(out, int(kE4M3Nan), size_t(count));
+    return kFp32Nan;
+  }
+  const int exponent = fp8_scale_exponent_of(amax);
+  draw_each(draws, count,
+            [&](int i, uint32_t random) { out[i] = uint8_t(stochastic_code<BF16, E4M3>(x[i], exponent, random)); });
+  return fp32_power_of_two_bits(exponent);
 }
 
 // ------------------------------------------------------------------------------------------------- MXFP4 -> FP8
