@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 
 from mxsim.blocks import FP8_1X128, HOPPER, Accumulator, BlockTensor, fp8_gemm
-from mxsim.formats import E4M3, Rounding, decode
+from mxsim.formats import FloatFormat, Rounding, decode
 
 _BLOCK = FP8_1X128.block_size
 
@@ -67,7 +67,7 @@ def trace_dot(a: BlockTensor, b: BlockTensor, *, accumulator: Accumulator = HOPP
     """Walk through fp8_gemm(a, b, accumulator=accumulator) of one row each.
 
     Args:
-        a, b: FP8_1X128 [1, K], finite.
+        a, b: FP8_1X128 [1, K], or such blocks of E5M2; finite.
 
     Raises:
         ValueError: if they are not finite or not one row each; and what `fp8_gemm` refuses.
@@ -81,7 +81,7 @@ def trace_dot(a: BlockTensor, b: BlockTensor, *, accumulator: Accumulator = HOPP
     products = fp8_gemm(a, b, accumulator=accumulator)
     if products.shape != (1, 1):
         raise ValueError(f"trace_dot: a and b have {a.shape[0]} and {b.shape[0]} rows, needed 1 each")
-    if b.format != FP8_1X128:
+    if b.format.is_tile:
         raise ValueError(f"trace_dot: b is {b.format}, needed FP8_1X128")
     for name, t in (("a", a), ("b", b)):
         if not np.isfinite(t.dequantize(np.float64)).all():
@@ -91,9 +91,10 @@ def trace_dot(a: BlockTensor, b: BlockTensor, *, accumulator: Accumulator = HOPP
     spans = []
     for start in range(0, depth, length):
         stop = min(start + length, depth)
-        steps = _steps(a.codes[0, start:stop], b.codes[0, start:stop], start, accumulator)
+        factors_a, factors_b = (_factors(t.codes[0, start:stop], t.format.element) for t in (a, b))
+        steps = _steps(factors_a, factors_b, start, accumulator)
         # The float32 sum so far is that of the GEMM over the first `stop` elements.
-        head = [BlockTensor(t.codes[:, :stop], t.scales[:, : -(-stop // _BLOCK)], FP8_1X128) for t in (a, b)]
+        head = [BlockTensor(t.codes[:, :stop], t.scales[:, : -(-stop // _BLOCK)], t.format) for t in (a, b)]
         so_far = float(fp8_gemm(*head, accumulator=accumulator)[0, 0])
         scales = (float(t.scales[0, start // _BLOCK]) for t in (a, b))
         spans.append(Span(steps, steps[-1].c_after, *scales, so_far))
@@ -102,15 +103,22 @@ def trace_dot(a: BlockTensor, b: BlockTensor, *, accumulator: Accumulator = HOPP
     return DotTrace(accumulator, tuple(spans), float(products[0, 0]), exact)
 
 
-def _steps(codes_a: np.ndarray, codes_b: np.ndarray, first: int, accumulator: Accumulator) -> tuple[Step, ...]:
-    values_a, values_b = ([Fraction(x) for x in decode(codes, E4M3).tolist()] for codes in (codes_a, codes_b))
-    exponents = [_exponent(x) + _exponent(y) for x, y in zip(values_a, values_b, strict=True)]
+_Factor = tuple[Fraction, int]  # value, e(x)
+
+
+def _factors(codes: np.ndarray, fmt: FloatFormat) -> list[_Factor]:
+    """e(x) = floor(log2 |x|), but at least that of the smallest normal number."""
+    values = [Fraction(x) for x in decode(codes, fmt).tolist()]
+    return [(x, max(_floor_log2(x), fmt.emin) if x else fmt.emin) for x in values]
+
+
+def _steps(a: list[_Factor], b: list[_Factor], first: int, accumulator: Accumulator) -> tuple[Step, ...]:
+    products = [(x * y, e_x + e_y) for (x, e_x), (y, e_y) in zip(a, b, strict=True)]
     steps = []
     c = Fraction(0)
-    for start in range(0, len(values_a), accumulator.products_per_step):
-        stop = min(start + accumulator.products_per_step, len(values_a))
-        pairs = zip(values_a[start:stop], values_b[start:stop], exponents[start:stop], strict=True)
-        terms = [(x * y, e) for x, y, e in pairs if x * y != 0]
+    for start in range(0, len(products), accumulator.products_per_step):
+        stop = min(start + accumulator.products_per_step, len(products))
+        terms = [(p, e) for p, e in products[start:stop] if p != 0]
         step = _step(first + start, first + stop, terms, c, accumulator)
         c = step.c_after
         steps.append(step)
@@ -145,11 +153,6 @@ def _step(start: int, stop: int, terms: list[tuple[Fraction, int]], c: Fraction,
         lost_in_sum=total - after,
         c_after=after,
     )
-
-
-def _exponent(x: Fraction) -> int:
-    """floor(log2 |x|), but at least that of the smallest normal number."""
-    return max(_floor_log2(x), E4M3.emin) if x else E4M3.emin
 
 
 def _floor_log2(x: Fraction) -> int:

@@ -7,28 +7,29 @@ A dot product runs through four nested loops, and `Accumulator` says what happen
     part    acc = acc + d * sa * sb in float32, span after span
     output  `split_k` parts of K are added in float32, and the sum becomes float32 or bfloat16
 
-Every operand is a significand times a power of two, so that products and their sums are exact in float64 (often in
-float32); rounding happens only where it is written.
+Every operand is a significand times a power of two, so that products are exact in float64 (often in float32), and so
+are their sums, where need be cut into whole numbers and fractions; rounding happens only where it is written.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int8, UInt8
 
 from mxsim.blocks.block_format import FP8_1X128, FP8_128X128
 from mxsim.blocks.layout import CHUNK
 from mxsim.blocks.tensor import BlockTensor
-from mxsim.formats import BF16, E4M3, Overflow, Rounding, decode_table, encode
+from mxsim.formats import BF16, E4M3, E5M2, FP32, FloatFormat, Overflow, Rounding, decode_table, encode
 from mxsim.formats.inputs import check_subnormals
 
 _BLOCK = FP8_1X128.block_size
 _MAX_FRACTION_BITS = 23  # d is a float32
-_MAX_EXACT_SPAN = 2**17  # products of this many elements add up in float64: 225 * 2**28 * 2**17 < 2**53
+_MAX_EXACT_SPAN = 2**17  # the whole part of so many products stays below 2**49
 _MAX_TILE = 128  # rows and columns of the output worked on at a time
 _FP32_NAN = np.uint32(0x7FFFFFFF)
 _BF16_NAN = np.uint16(0x7FFF)
@@ -122,22 +123,25 @@ def fp8_gemm(
 ) -> Float[np.ndarray, "m n"]:
     """a @ b.T with the accumulator's arithmetic; HOPPER is what `scaled_mm` of torch returns on an H200.
 
-    1. Step. The products p_i = a_i * b_i of one step are exact. e(x) = floor(log2 |x|), but at least -6: a subnormal
-       operand keeps the exponent -6. E = the largest of e(a_i) + e(b_i) over the non-zero products, and of
-       floor(log2 |c|) if c is not 0; q = 2**(E - fraction_bits); t = sum of term_rounding(p_i / q) +
-       term_rounding(c / q), exact. The new c is t * q in sum_rounding to fraction_bits of its own exponent; zero is +0.
+    1. Step. The products p_i = a_i * b_i of one step are exact. e(x) = floor(log2 |x|), but at least that of the
+       smallest normal number: a subnormal operand keeps the exponent -6 in E4M3, -14 in E5M2. E = the largest of
+       e(a_i) + e(b_i) over the non-zero products, and of floor(log2 |c|) if c is not 0; q = 2**(E - fraction_bits);
+       t = sum of term_rounding(p_i / q) + term_rounding(c / q), exact. The new c is t * q in sum_rounding to
+       fraction_bits of its own exponent; zero is +0.
     2. Span. c starts at 0, and is d after promotion_interval elements.
     3. Part. acc = fma(d * sa, sb, acc) or fma(d, sa * sb, acc) from acc = 0, every operation rounded to float32, ties
        to even; subnormals are kept, overflow gives infinity.
     4. Output. split_k contiguous parts of ceil(blocks / split_k) blocks (the last of what is left) are added to +0 in
        order in float32; an unsplit K is not, and keeps a -0. bfloat16 rounds the sum once more, ties to even.
 
-    A NaN in a row's codes or scales makes its outputs NaN; that and every NaN that float32 arithmetic gives (infinite
-    scales) is 0x7FFFFFFF, in bfloat16 0x7FFF. A K that is no multiple of 128 acts as if padded with zeros.
+    An infinity of E5M2 in a span makes its d what IEEE sums of the products are: infinite, or NaN where infinity meets
+    zero or the opposite infinity. A NaN in a row's codes or scales makes its outputs NaN; that and every NaN that
+    float32 arithmetic gives (infinities) is 0x7FFFFFFF, in bfloat16 0x7FFF. A K that is no multiple of 128 acts as if
+    padded with zeros.
 
     Args:
-        a: FP8_1X128 [M, K] along the last axis.
-        b: FP8_1X128 [N, K] along the last axis, or FP8_128X128 [N, K].
+        a: FP8_1X128 [M, K] along the last axis, or such blocks of E5M2: replace(FP8_1X128, element=E5M2).
+        b: FP8_1X128 [N, K] along the last axis, or FP8_128X128 [N, K]; or such blocks of E5M2.
         split_k: 1 to the number of 128-blocks.
         out: float32 or ml_dtypes.bfloat16.
 
@@ -147,7 +151,7 @@ def fp8_gemm(
         ValueError: if formats, axes, the number of axes or K do not fit, split_k is out of range, scales differ within
             a span, or a span has more than 2**17 elements and its terms are added exactly.
 
-    Source: NUMERICS 9, measured. How cuBLAS cuts a K that does not divide into equal parts is not known.
+    Source: NUMERICS 9, measured; of E5M2, 11. How cuBLAS cuts a K that does not divide into equal parts is not known.
 
     >>> from mxsim.blocks import quantize
     >>> a = quantize([[256.0] + [2.0**-6] * 31], FP8_1X128)
@@ -156,11 +160,11 @@ def fp8_gemm(
     """
     check_subnormals("fp8_gemm")
     dtype = _check(a, b, accumulator, split_k, out)
-    order = accumulator.scale_order or (
-        PromotionOrder.SCALES_FIRST if b.format == FP8_128X128 else PromotionOrder.A_THEN_B
-    )
-    rows_a = _Rows(a.codes, a.scales)
-    rows_b = _Rows(b.codes, b.scales.repeat(_BLOCK, axis=0)[: b.shape[0]] if b.format == FP8_128X128 else b.scales)
+    is_tiled = b.format.is_tile
+    order = accumulator.scale_order or (PromotionOrder.SCALES_FIRST if is_tiled else PromotionOrder.A_THEN_B)
+    rows_a = _Rows(a.codes, a.scales, _elements(a.format.element))
+    scales_b = b.scales.repeat(_BLOCK, axis=0)[: b.shape[0]] if is_tiled else b.scales
+    rows_b = _Rows(b.codes, scales_b, _elements(b.format.element))
     num_elements = a.shape[1]
     parts = list(_pieces(range(num_elements), -(-rows_a.scales.shape[1] // split_k) * _BLOCK)) or [range(0)]
     for name, rows in (("a", rows_a), ("b", rows_b)):
@@ -180,21 +184,59 @@ def fp8_gemm(
     return result
 
 
-# --------------------------------------------------------------------------------------------------- from step to part
+# ----------------------------------------------------------------------------------------------------------- operands
+# e(x) of zero: a product with a zero must never be the largest.
+_ZERO_EXPONENT = -64
+
+
+class _Elements(NamedTuple):
+    """What a code stands for, by code.
+
+    values: 0 for what is not finite: the outputs that it touches are written over.
+    exponents: e(x).
+    parts: arrays that add up to values, such that products of a part with a part, and sums of 2**17 of them, are exact.
+    limits: infinities, NaN, and the signs of all else, which is all of it that counts beside them.
+    """
+
+    values: Float64[np.ndarray, "256"]
+    exponents: Int8[np.ndarray, "256"]
+    parts: tuple[Float64[np.ndarray, "256"], ...]
+    limits: Float64[np.ndarray, "256"]
+
+
+@cache
+def _elements(fmt: FloatFormat) -> _Elements:
+    decoded = decode_table(fmt).astype(np.float64)
+    values = np.where(np.isfinite(decoded), decoded, 0)
+    exponents = np.where(values == 0, _ZERO_EXPONENT, np.maximum(np.frexp(values)[1] - 1, fmt.emin)).astype(np.int8)
+    # E5M2 has 34 binary places: above 1 and below, 18 and 16.
+    parts = (
+        (values,) if fmt == E4M3 else tuple(np.where((abs(values) >= 1) == above, values, 0) for above in (True, False))
+    )
+    return _Elements(values, exponents, parts, np.where(np.isfinite(decoded), np.sign(decoded), decoded))
+
+
 class _Rows(NamedTuple):
     """Rows of an operand, with a scale for every row and block."""
 
     codes: UInt8[np.ndarray, "rows k"]
     scales: Float32[np.ndarray, "rows blocks"]
+    elements: _Elements
 
     def take(self, rows: slice) -> "_Rows":
-        return _Rows(self.codes[rows], self.scales[rows])
+        return self._replace(codes=self.codes[rows], scales=self.scales[rows])
+
+    def columns(self, piece: range) -> "_Rows":
+        """The codes of a piece of K."""
+        return self._replace(codes=self.codes[:, piece.start : piece.stop])
 
     def has_nan(self) -> Bool[np.ndarray, " rows"]:
-        found: np.ndarray = ((self.codes & 0x7F) == 0x7F).any(axis=1) | np.isnan(self.scales).any(axis=1)
+        is_nan = np.isnan(self.elements.limits)
+        found: np.ndarray = is_nan[self.codes].any(axis=1) | np.isnan(self.scales).any(axis=1)
         return found
 
 
+# --------------------------------------------------------------------------------------------------- from step to part
 def _part(
     a: _Rows, b: _Rows, part: range, accumulator: Accumulator, order: PromotionOrder
 ) -> Float32[np.ndarray, "m n"]:
@@ -204,51 +246,55 @@ def _part(
     for span in _pieces(part, accumulator.promotion_interval):
         scale_a = a.scales[:, span.start // _BLOCK, None].astype(np.float64)
         scale_b = b.scales[None, :, span.start // _BLOCK].astype(np.float64)
-        d = _accumulate(a, b, span, accumulator)
+        d, rest = _accumulate(a.columns(span), b.columns(span), accumulator)
         if order is PromotionOrder.EXACT:
             terms += _exact_terms(d, scale_a * scale_b)
-        elif order is PromotionOrder.A_THEN_B:
-            total = _fma(_to_float32(_to_float32(d) * scale_a), scale_b, total)
+            if rest.any():
+                terms += _exact_terms(rest, scale_a * scale_b)
+            continue
+        d = _to_float32(_round_to_odd(d, rest))
+        if order is PromotionOrder.A_THEN_B:
+            total = _fma(_to_float32(d * scale_a), scale_b, total)
         else:
-            total = _fma(_to_float32(d), _to_float32(scale_a * scale_b), total)
+            total = _fma(d, _to_float32(scale_a * scale_b), total)
     return _rounded_sum(terms) if terms else total
 
 
-def _accumulate(a: _Rows, b: _Rows, span: range, accumulator: Accumulator) -> Float64[np.ndarray, "m n"]:
-    """d, the accumulator after the steps of a span, from 0."""
-    c: np.ndarray = np.zeros((a.codes.shape[0], b.codes.shape[0]))
-    if accumulator.fraction_bits is None:
-        for step in _pieces(span, _BLOCK):
-            # Exact whatever the order of the additions: multiples of 2**-18 below 2**35.
-            c += _VALUES[a.codes[:, step.start : step.stop]] @ _VALUES[b.codes[:, step.start : step.stop]].T
-        return c
-    for step in _pieces(span, accumulator.products_per_step):
-        codes_a, codes_b = (x.codes[:, step.start : step.stop].T for x in (a, b))  # (k, m), (k, n)
-        if accumulator.term_rounding is None:
-            total = _products(codes_a, codes_b, np.float64).sum(axis=0) + c
+def _accumulate(
+    a: _Rows, b: _Rows, accumulator: Accumulator
+) -> tuple[Float64[np.ndarray, "m n"], Float64[np.ndarray, "m n"]]:
+    """d, the accumulator after the steps of a span, from 0: (the nearest float64, the rest of it)."""
+    c, rest = (np.zeros((a.codes.shape[0], b.codes.shape[0])) for _ in range(2))
+    bits = accumulator.fraction_bits
+    for step in _pieces(range(a.codes.shape[1]), _BLOCK if bits is None else accumulator.products_per_step):
+        step_a, step_b = a.columns(step), b.columns(step)
+        if bits is None or accumulator.term_rounding is None:
+            c, rest = _exact_sum(step_a, step_b, c, rest)
         else:
-            total = _aligned_sum(codes_a, codes_b, c, accumulator.fraction_bits, _ROUND[accumulator.term_rounding])
-        fraction, exponent = np.frexp(total)  # |fraction| in [1/2, 1)
-        kept = accumulator.fraction_bits + 1
-        c = np.ldexp(_ROUND[accumulator.sum_rounding](np.ldexp(fraction, kept)), exponent - kept)
-        c += 0.0  # no -0
-    return c
+            c = _aligned_sum(step_a, step_b, c, bits, _ROUND[accumulator.term_rounding])
+        if bits is not None:
+            fraction, exponent = np.frexp(_round_to_odd(c, rest))  # |fraction| in [1/2, 1)
+            c = np.ldexp(_ROUND[accumulator.sum_rounding](np.ldexp(fraction, bits + 1)), exponent - bits - 1)
+            c += 0.0  # no -0, whatever NumPy makes of a sum of them
+            rest = np.zeros_like(c)
+    limit = _limit(a, b)
+    is_number = np.isfinite(limit)
+    return np.where(is_number, c, limit), np.where(is_number, rest, 0)
 
 
 def _aligned_sum(
-    codes_a: UInt8[np.ndarray, "k m"],
-    codes_b: UInt8[np.ndarray, "k n"],
-    c: Float64[np.ndarray, "m n"],
-    fraction_bits: int,
-    round_term: Any,
+    a: _Rows, b: _Rows, c: Float64[np.ndarray, "m n"], fraction_bits: int, round_term: Any
 ) -> Float64[np.ndarray, "m n"]:
     """sum of round(p_i / q) * q + round(c / q) * q, q = 2**(E - fraction_bits)."""
-    exponent = (_EXPONENTS[codes_a][:, :, None] + _EXPONENTS[codes_b][:, None, :]).max(axis=0).astype(np.int32)
+    codes_a, codes_b = a.codes.T, b.codes.T  # (k, m), (k, n)
+    exponents = a.elements.exponents[codes_a][:, :, None] + b.elements.exponents[codes_b][:, None, :]
+    exponent = exponents.max(axis=0).astype(np.int32)
     exponent = np.maximum(exponent, np.where(c == 0, _ZERO_EXPONENT, np.frexp(c)[1] - 1))
     # A rounded term is an integer below 2**(fraction_bits + 2); the sum of them all must be exact.
     dtype = np.float32 if fraction_bits + 2 + len(codes_a).bit_length() <= 24 else np.float64
     inverse_q = np.ldexp(dtype(1), fraction_bits - exponent)  # where all terms are 0, any power of two serves
-    terms = _products(codes_a, codes_b, dtype)
+    values_a, values_b = (x.elements.values.astype(dtype) for x in (a, b))
+    terms = values_a[codes_a][:, :, None] * values_b[codes_b][:, None, :]  # (k, m, n), exact: 8 bits
     terms *= inverse_q
     round_term(terms, out=terms)
     total: np.ndarray = terms.sum(axis=0).astype(np.float64) + round_term(c * inverse_q)
@@ -256,19 +302,30 @@ def _aligned_sum(
     return scaled
 
 
-def _products(codes_a: UInt8[np.ndarray, "k m"], codes_b: UInt8[np.ndarray, "k n"], dtype: Any) -> np.ndarray:
-    """a_i * b_i, exact: 8 bits, 2**-18 to 2**18."""
-    values = _VALUES.astype(dtype)
-    products: np.ndarray = values[codes_a][:, :, None] * values[codes_b][:, None, :]  # (k, m, n)
-    return products
+def _exact_sum(
+    a: _Rows, b: _Rows, c: Float64[np.ndarray, "m n"], rest: Float64[np.ndarray, "m n"]
+) -> tuple[Float64[np.ndarray, "m n"], Float64[np.ndarray, "m n"]]:
+    """a @ b.T + c + rest without rounding, as (the nearest float64, the rest of it).
+
+    Everything is a multiple of 2**-32, and its whole part stays below 2**49.
+    """
+    terms = [x[a.codes] @ y[b.codes].T for x in a.elements.parts for y in b.elements.parts]  # in any order: exact
+    if len(terms) == 1:  # E4M3: multiples of 2**-18 below 2**35
+        return terms[0] + c, rest
+    whole = fraction = 0.0
+    for term in (*terms, c, rest):
+        whole_term = np.trunc(term)
+        whole, fraction = whole + whole_term, fraction + (term - whole_term)
+    return _two_sum(whole, fraction)
 
 
-_CODES = np.arange(256, dtype=np.uint8)
-# NaN is 0 here: the outputs that it touches are written over.
-_VALUES = np.where((_CODES & 0x7F) == 0x7F, 0, decode_table(E4M3)).astype(np.float64)
-# e(x) of a non-zero code, subnormals like the smallest normal number; a product with a zero must never be the largest.
-_ZERO_EXPONENT = -64
-_EXPONENTS = np.where(_VALUES == 0, _ZERO_EXPONENT, np.maximum((_CODES & 0x7F) >> 3, 1).astype(int) - 7).astype(np.int8)
+def _limit(a: _Rows, b: _Rows) -> Float64[np.ndarray, "m n"]:
+    """Sum of the products that IEEE arithmetic gives where an infinity is among them; else any finite number."""
+    limits = [x.elements.limits[x.codes] for x in (a, b)]
+    total: np.ndarray = np.zeros((a.codes.shape[0], b.codes.shape[0]))
+    for k in np.flatnonzero(np.isinf(limits[0]).any(axis=0) | np.isinf(limits[1]).any(axis=0)):
+        total += np.multiply.outer(limits[0][:, k], limits[1][:, k])
+    return total
 
 
 # ------------------------------------------------------------------------------------------------- one rounding each
@@ -282,12 +339,14 @@ def _fma(
     x: Float64[np.ndarray, "m n"], y: Float64[np.ndarray, "m n"], z: Float32[np.ndarray, "m n"]
 ) -> Float32[np.ndarray, "m n"]:
     """x * y + z of float32 numbers, rounded to float32 once."""
-    product = x * y  # exact: 48 bits
-    total = product + z
-    # TwoSum: what the rounding of the sum lost, exactly.
-    z_part = total - product
-    lost = (product - (total - z_part)) + (z - z_part)
-    return _round_to_odd(total, lost).astype(np.float32)
+    return _round_to_odd(*_two_sum(x * y, z)).astype(np.float32)  # x * y is exact: 48 bits
+
+
+def _two_sum(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(x + y in float64, what its rounding lost, exactly). Where it is not finite, so is what was lost."""
+    total = x + y
+    y_part = total - x
+    return total, (x - (total - y_part)) + (y - y_part)
 
 
 def _round_to_odd(total: Float64[np.ndarray, "*shape"], lost: Float64[np.ndarray, "*shape"]) -> np.ndarray:
@@ -303,9 +362,9 @@ def _round_to_odd(total: Float64[np.ndarray, "*shape"], lost: Float64[np.ndarray
 
 
 def _exact_terms(d: Float64[np.ndarray, "m n"], scale: Float64[np.ndarray, "m n"]) -> list[np.ndarray]:
-    """Four float64 numbers whose sum is d * scale: 44 by 48 bits, each cut in two. Infinite and NaN: the first."""
+    """Four float64 numbers whose sum is d * scale: 53 by 48 bits, each cut in two. Infinite and NaN: the first."""
     first, *others = (x * y for x in _halves(d) for y in _halves(scale))
-    is_finite = np.isfinite(scale)
+    is_finite = np.isfinite(scale) & np.isfinite(d)
     return [np.where(is_finite, first, d * scale), *(np.where(is_finite, x, 0) for x in others)]
 
 
@@ -363,7 +422,7 @@ def _tiles(
     """Pieces of the output whose temporaries, one value a product of a step, have about CHUNK elements."""
     per_output = max(1 if accumulator.fraction_bits is None else accumulator.products_per_step, 1)
     if order is PromotionOrder.EXACT:
-        per_output = max(per_output, 4 * num_blocks)
+        per_output = max(per_output, 8 * num_blocks)
     column_step = max(1, min(columns, _MAX_TILE, CHUNK // per_output))
     row_step = max(1, CHUNK // per_output // column_step)
     for m in range(0, rows, row_step):
@@ -376,9 +435,12 @@ def _check(a: BlockTensor, b: BlockTensor, accumulator: Accumulator, split_k: in
     for name, t, formats in (("a", a, (FP8_1X128,)), ("b", b, (FP8_1X128, FP8_128X128))):
         if not isinstance(t, BlockTensor):
             raise TypeError(f"fp8_gemm: {name} is a {type(t).__name__}, needed a BlockTensor")
-        if t.format not in formats or t.axis != -1:
+        has_elements = t.format.element in (E4M3, E5M2) and t.format.scale == FP32
+        if not has_elements or t.format.block_shape not in [f.block_shape for f in formats] or t.axis != -1:
             needed = " or ".join(map(str, formats))
-            raise ValueError(f"fp8_gemm: {name} is {t.format} along axis {t.axis}, needed {needed} along axis -1")
+            raise ValueError(
+                f"fp8_gemm: {name} is {t.format} along axis {t.axis}, needed {needed} along axis -1, of E4M3 or E5M2"
+            )
         if t.ndim != 2:
             raise ValueError(f"fp8_gemm: {name} has {t.ndim} axes, needed 2")
     if a.shape[1] != b.shape[1]:

@@ -7,7 +7,7 @@ import pytest
 
 from mxsim.analysis.dot_trace import trace_dot
 from mxsim.blocks import FP8_1X128, FP8_128X128, HOPPER, BlockTensor, fp8_gemm, quantize
-from mxsim.formats import E4M3, encode
+from mxsim.formats import E4M3, E5M2, encode
 from tests.blocks import oracle_gemm as oracle
 from tests.blocks.gemm_cases import ACCUMULATORS, case
 
@@ -27,10 +27,11 @@ def test_two_steps_by_hand():
     assert (t.result, t.exact, t.spans[0].lost) == (259 + 2.0**-5, 259 + 2.0**-4, 2.0**-5)
 
 
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), (E4M3, E5M2)], ids=["E4M3", "E5M2"])
 @pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=str)
-@pytest.mark.parametrize("codes", ["wide", "cancelling", "448 beside 2**-9", "zeros"])
-def test_steps_add_up_and_end_in_d(codes, accumulator):
-    a, b = case(codes, "float32 near 1", 1, 1, 300, seed=3).operands()
+@pytest.mark.parametrize("codes", ["wide", "cancelling", "largest beside smallest", "zeros"])
+def test_steps_add_up_and_end_in_d(codes, accumulator, formats):
+    a, b = case(codes, "float32 near 1", 1, 1, 300, seed=3, formats=formats).operands()
     t = trace_dot(a, b, accumulator=accumulator)
     assert t.result == fp8_gemm(a, b, accumulator=accumulator)[0, 0] == t.spans[-1].sum_after
     rule = oracle.Rule(
@@ -39,10 +40,12 @@ def test_steps_add_up_and_end_in_d(codes, accumulator):
         accumulator.term_rounding and accumulator.term_rounding.name,
         accumulator.sum_rounding.name,
     )
+    elements_of = tuple(oracle.ELEMENTS[fmt.name] for fmt in formats)
     for span in t.spans:
         stop = span.steps[-1].stop
         elements = slice(span.steps[0].start, stop)
-        assert span.d == oracle.accumulate(a.codes[0, elements].tolist(), b.codes[0, elements].tolist(), rule)
+        codes_of = (x.codes[0, elements].tolist() for x in (a, b))
+        assert span.d == oracle.accumulate(*codes_of, rule, elements_of)
         c = Fraction(0)
         for step in span.steps:
             assert step.c_before == c

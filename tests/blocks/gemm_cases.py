@@ -1,5 +1,6 @@
 """Operands of the FP8 GEMM: the distributions that were compared with an H200 (NUMERICS 9), and worse ones."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from mxsim.blocks import (
     BlockTensor,
     PromotionOrder,
 )
-from mxsim.formats import E4M3, Rounding, encode
+from mxsim.formats import E4M3, E5M2, FloatFormat, Rounding, encode
 
 TZ, RNE = Rounding.TOWARD_ZERO, Rounding.TIES_TO_EVEN
 ACCUMULATORS = [
@@ -42,6 +43,10 @@ LONG_SPANS = [  # need equal scales
 ]
 
 
+Formats = tuple[FloatFormat, FloatFormat]
+E5M2_PAIRS: list[Formats] = [(E5M2, E5M2), (E5M2, E4M3), (E4M3, E5M2)]
+
+
 class Case(NamedTuple):
     """Codes and scales of a [M, K] and b [N, K], scales of b for rows."""
 
@@ -49,46 +54,70 @@ class Case(NamedTuple):
     a_scales: np.ndarray
     b: np.ndarray
     b_scales: np.ndarray
+    formats: Formats = (E4M3, E4M3)
 
     def operands(self) -> tuple[BlockTensor, BlockTensor]:
-        return BlockTensor(self.a, self.a_scales, FP8_1X128), BlockTensor(self.b, self.b_scales, FP8_1X128)
+        rows = [replace(FP8_1X128, element=fmt) for fmt in self.formats]
+        return BlockTensor(self.a, self.a_scales, rows[0]), BlockTensor(self.b, self.b_scales, rows[1])
 
     def tiled(self) -> tuple[BlockTensor, BlockTensor]:
         """The same codes, with the scales of every 128th row for tiles."""
-        return self.operands()[0], BlockTensor(self.b, np.ascontiguousarray(self.b_scales[::128]), FP8_128X128)
+        tiles = replace(FP8_128X128, element=self.formats[1])
+        return self.operands()[0], BlockTensor(self.b, np.ascontiguousarray(self.b_scales[::128]), tiles)
 
 
-def _finite(codes):
-    return np.where((codes & 0x7F) == 0x7F, codes & 0x80, codes).astype(np.uint8)
+def _largest(fmt):
+    return 0x7E if fmt is E4M3 else 0x7B
 
 
-def _normal(r, shape):
-    return encode(r.normal(size=shape) * 64, E4M3)
+def _finite(codes, fmt):
+    return np.where((codes & 0x7F) > _largest(fmt), codes & 0x80, codes).astype(np.uint8)
 
 
-def _sparse(r, shape):
-    return np.where(r.random(shape) < 0.02, _finite(r.integers(0, 256, shape)), r.integers(0, 2, shape) * 0x80)
+def _sign(r, shape):
+    return r.integers(0, 2, shape) << 7
 
 
-def _cancelling(r, shape):
+def _random(r, shape, fmt):
+    return _finite(r.integers(0, 256, shape), fmt)
+
+
+def _wide(r, shape, fmt):
+    binades = (-9, 8) if fmt is E4M3 else (-17, 14)
+    return encode(r.normal(size=shape) * 2.0 ** r.integers(*binades, shape), fmt)
+
+
+def _cancelling(r, shape, fmt):
     """Pairs of opposite products, some of them one code apart."""
-    codes = _finite(r.integers(0, 256, shape))
+    codes = _random(r, shape, fmt)
     half = shape[1] // 2
     codes[:, half : 2 * half] = codes[:, :half] ^ 0x80
-    return _finite(codes ^ (r.random(shape) < 0.01))
+    return _finite(codes ^ (r.random(shape) < 0.01), fmt)
+
+
+def _infinite(r, shape, fmt):
+    """Of E5M2: in every other row one infinity, or two; zeros for them to meet."""
+    codes = np.where(r.random(shape) < 0.01, 0, _random(r, shape, fmt)).astype(np.uint8)
+    if fmt is E5M2 and shape[1]:
+        for row in range(1, shape[0], 2):
+            places = r.integers(0, shape[1], 1 + row // 2 % 2)
+            codes[row, places] = 0x7C | _sign(r, len(places))
+    return codes
 
 
 CODES = {
-    "normal": _normal,
-    "wide": lambda r, shape: encode(r.normal(size=shape) * 2.0 ** r.integers(-9, 8, shape), E4M3),
-    "positive": lambda r, shape: encode(abs(r.normal(size=shape)) * 64, E4M3),
-    "subnormal": lambda r, shape: r.integers(0, 8, shape) | r.integers(0, 2, shape) << 7,
-    "sparse": _sparse,
-    "random codes": lambda r, shape: _finite(r.integers(0, 256, shape)),
-    "+-448": lambda r, shape: 0x7E | r.integers(0, 2, shape) << 7,
-    "448 beside 2**-9": lambda r, shape: np.where(r.random(shape) < 0.1, 0x7E, 0x01) | r.integers(0, 2, shape) << 7,
+    "normal": lambda r, shape, fmt: encode(r.normal(size=shape) * 64, fmt),
+    "wide": _wide,
+    "positive": lambda r, shape, fmt: encode(abs(r.normal(size=shape)) * 64, fmt),
+    "subnormal": lambda r, shape, fmt: r.integers(0, 1 << fmt.mantissa_bits, shape) | _sign(r, shape),
+    "sparse": lambda r, shape, fmt: np.where(r.random(shape) < 0.02, _random(r, shape, fmt), _sign(r, shape)),
+    "random codes": _random,
+    "+-largest": lambda r, shape, fmt: _largest(fmt) | _sign(r, shape),
+    "largest beside smallest": lambda r, shape, fmt: (
+        np.where(r.random(shape) < 0.1, _largest(fmt), 0x01) | _sign(r, shape)
+    ),
     "cancelling": _cancelling,
-    "zeros": lambda r, shape: r.integers(0, 2, shape) << 7,
+    "zeros": lambda r, shape, fmt: _sign(r, shape),
 }
 
 
@@ -120,12 +149,16 @@ SCALES = {
 EVERY_CASE = [(codes, "float32 near 1") for codes in CODES] + [("random codes", scales) for scales in SCALES]
 
 
-def case(codes: str, scales: str, m: int, n: int, k: int, seed: int = 0) -> Case:
+E5M2_CASES = [*EVERY_CASE, ("infinities", "float32 near 1"), ("infinities", "infinite and 0")]
+
+
+def case(codes: str, scales: str, m: int, n: int, k: int, seed: int = 0, formats: Formats = (E4M3, E4M3)) -> Case:
     """A pair of operands of the named kinds."""
     r = np.random.default_rng(seed)
     num_blocks = -(-k // 128)
-    a, b = (np.asarray(CODES[codes](r, (rows, k))).astype(np.uint8) for rows in (m, n))
+    make = _infinite if codes == "infinities" else CODES[codes]
+    a, b = (np.asarray(make(r, (rows, k), fmt)).astype(np.uint8) for rows, fmt in zip((m, n), formats, strict=True))
     if codes == "cancelling":
         b[:, k // 2 : 2 * (k // 2)] = b[:, : k // 2] & 0x7F  # alike in both halves, so that products cancel
         b[:, : k // 2] = b[:, k // 2 : 2 * (k // 2)]
-    return Case(a, SCALES[scales](r, (m, num_blocks)), b, SCALES[scales](r, (n, num_blocks)))
+    return Case(a, SCALES[scales](r, (m, num_blocks)), b, SCALES[scales](r, (n, num_blocks)), formats)

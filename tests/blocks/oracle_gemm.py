@@ -1,7 +1,7 @@
 """The block-scaled FP8 GEMM of NUMERICS 9 in exact rationals: slow, plain, and independent of the package.
 
-Operands are lists of E4M3 codes, scales are binary32 bit patterns, results are binary32 (or bfloat16) bit patterns.
-Arithmetic is on `fractions.Fraction`; a float32 is a `Real`, which adds infinities, NaN and the sign of zero.
+Operands are lists of E4M3 or E5M2 codes, scales are binary32 bit patterns, results are binary32 (or bfloat16) bit
+patterns. Arithmetic is on `fractions.Fraction`; a float32 is a `Real`, which adds infinities, NaN and the sign of zero.
 """
 
 from collections.abc import Sequence
@@ -47,28 +47,48 @@ def round_to_multiple(x: Fraction, quantum: Fraction, rounding: str | None) -> F
     return (-below if x < 0 else below) * quantum
 
 
+class Element(NamedTuple):
+    """exponent bits, mantissa bits, bias, and the smallest magnitude code that is no finite number."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    first_special: int
+
+
+E4M3 = Element(4, 3, 7, 0x7F)
+E5M2 = Element(5, 2, 15, 0x7C)
+ELEMENTS = {"E4M3": E4M3, "E5M2": E5M2}
+
+
+def is_nan(code: int, fmt: Element) -> bool:
+    return code & 0x7F >= (0x7D if fmt is E5M2 else 0x7F)
+
+
 @cache
-def e4m3_value(code: int) -> Fraction:
-    """Value of a code; NaN is for the caller to see."""
+def value_of(code: int, fmt: Element) -> Fraction:
+    """Value of a code; what is not finite is for the caller to see."""
     sign = -1 if code & 0x80 else 1
-    exponent, fraction = code >> 3 & 15, code & 7
-    if exponent == 0:
-        return sign * Fraction(fraction, 8) * Fraction(1, 64)
-    return sign * (1 + Fraction(fraction, 8)) * Fraction(2) ** (exponent - 7)
+    exponent, fraction = code >> fmt.mantissa_bits & (1 << fmt.exponent_bits) - 1, code & (1 << fmt.mantissa_bits) - 1
+    implicit = 1 << fmt.mantissa_bits if exponent else 0
+    return sign * (implicit + fraction) * Fraction(2) ** (max(exponent, 1) - fmt.bias - fmt.mantissa_bits)
 
 
-def e4m3_exponent(code: int) -> int:
-    """e(x) of NUMERICS 9.1."""
-    return max(floor_log2(abs(e4m3_value(code))), -6)
+def exponent_of(code: int, fmt: Element) -> int:
+    """e(x) of NUMERICS 9."""
+    return max(floor_log2(abs(value_of(code, fmt))), 1 - fmt.bias)
 
 
 # ------------------------------------------------------------------------------------------------------- tensor core
-def step(a: Sequence[int], b: Sequence[int], c: Fraction, rule: Rule) -> Fraction:
+def step(
+    a: Sequence[int], b: Sequence[int], c: Fraction, rule: Rule, formats: tuple[Element, Element] = (E4M3, E4M3)
+) -> Fraction:
     """The accumulator after one instruction."""
-    products = [e4m3_value(x) * e4m3_value(y) for x, y in zip(a, b, strict=True)]
+    of_a, of_b = formats
+    products = [value_of(x, of_a) * value_of(y, of_b) for x, y in zip(a, b, strict=True)]
     if rule.fraction_bits is None:
         return sum(products, c)
-    exponents = [e4m3_exponent(x) + e4m3_exponent(y) for x, y, p in zip(a, b, products, strict=True) if p != 0]
+    exponents = [exponent_of(x, of_a) + exponent_of(y, of_b) for x, y, p in zip(a, b, products, strict=True) if p]
     if c != 0:
         exponents.append(floor_log2(abs(c)))
     if not exponents:
@@ -80,11 +100,13 @@ def step(a: Sequence[int], b: Sequence[int], c: Fraction, rule: Rule) -> Fractio
     return round_to_multiple(total, Fraction(2) ** (floor_log2(abs(total)) - rule.fraction_bits), rule.total)
 
 
-def accumulate(a: Sequence[int], b: Sequence[int], rule: Rule) -> Fraction:
-    """d of one span."""
+def accumulate(
+    a: Sequence[int], b: Sequence[int], rule: Rule, formats: tuple[Element, Element] = (E4M3, E4M3)
+) -> Fraction:
+    """d of one span of finite numbers."""
     c = Fraction(0)
     for start in range(0, len(a), rule.step):
-        c = step(a[start : start + rule.step], b[start : start + rule.step], c, rule)
+        c = step(a[start : start + rule.step], b[start : start + rule.step], c, rule, formats)
     return c
 
 
@@ -176,9 +198,10 @@ def dot(
     scales_b: Sequence[int],
     rule: Rule = HOPPER_ROWS,
     split_k: int = 1,
+    formats: tuple[Element, Element] = (E4M3, E4M3),
 ) -> int:
     """Bits of one output: codes of a row of each operand, and the bits of the scales of their blocks."""
-    if any(code & 0x7F == 0x7F for code in [*a, *b]):
+    if any(is_nan(code, fmt) for codes, fmt in zip((a, b), formats, strict=True) for code in codes):
         return NAN_BITS
     scales = [(unpack32(x), unpack32(y)) for x, y in zip(scales_a, scales_b, strict=True)]
     if any("nan" in (x.kind, y.kind) for x, y in scales):
@@ -186,18 +209,27 @@ def dot(
     part_length = -(-len(scales) // split_k) * BLOCK
     total = exactly(Fraction(0))
     for start in range(0, len(a), part_length or 1):
-        part = _part(a, b, scales, range(start, min(start + part_length, len(a))), rule)
+        part = _part(a, b, scales, range(start, min(start + part_length, len(a))), rule, formats)
         total = part if part_length >= len(a) else round32(add(total, part))  # parts are added to +0
     return pack32(total)
 
 
-def _part(a: Sequence[int], b: Sequence[int], scales: Sequence[tuple[Real, Real]], elements: range, rule: Rule) -> Real:
+def _part(
+    a: Sequence[int],
+    b: Sequence[int],
+    scales: Sequence[tuple[Real, Real]],
+    elements: range,
+    rule: Rule,
+    formats: tuple[Element, Element],
+) -> Real:
     total = exactly(Fraction(0))
     interval = rule.interval or len(elements)
     for start in range(elements.start, elements.stop, interval):
         span = slice(start, min(start + interval, elements.stop))
         scale_a, scale_b = scales[start // BLOCK]
-        d = exactly(accumulate(a[span], b[span], rule))
+        d = _ieee_sum(a[span], b[span], formats)
+        if d.kind == "finite":
+            d = exactly(accumulate(a[span], b[span], rule, formats))
         if rule.order == "EXACT":
             total = add(total, multiply(d, multiply(scale_a, scale_b)))
         elif rule.order == "A_THEN_B":
@@ -205,3 +237,18 @@ def _part(a: Sequence[int], b: Sequence[int], scales: Sequence[tuple[Real, Real]
         else:
             total = round32(add(multiply(round32(d), round32(multiply(scale_a, scale_b))), total))
     return round32(total)
+
+
+def _ieee_sum(a: Sequence[int], b: Sequence[int], formats: tuple[Element, Element]) -> Real:
+    """Which infinity, if any, or NaN the products add up to."""
+    total = exactly(Fraction(0))
+    for x, y in zip(a, b, strict=True):
+        if x & 0x7F >= formats[0].first_special or y & 0x7F >= formats[1].first_special:
+            total = add(total, multiply(_real(x, formats[0]), _real(y, formats[1])))
+    return total
+
+
+def _real(code: int, fmt: Element) -> Real:
+    if code & 0x7F >= fmt.first_special:
+        return Real("infinite", code >> 7 == 1)
+    return Real("finite", code >> 7 == 1, value_of(code, fmt))

@@ -2,7 +2,7 @@
 
 import re
 import tracemalloc
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import ml_dtypes
@@ -23,25 +23,27 @@ from mxsim.blocks import (
     quantize,
 )
 from mxsim.blocks.gemm import _fma
-from mxsim.formats import E4M3, Rounding, encode
+from mxsim.formats import E3M2, E4M3, E5M2, Overflow, Rounding, decode_table, encode
 from tests.blocks import oracle_gemm as oracle
-from tests.blocks.gemm_cases import ACCUMULATORS, EVERY_CASE, LONG_SPANS, RNE, Case, case
+from tests.blocks.gemm_cases import ACCUMULATORS, E5M2_CASES, E5M2_PAIRS, EVERY_CASE, LONG_SPANS, RNE, Case, case
 from tests.compare import assert_codes_equal
 
 BY_NAME = pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=str)
+BY_PAIR = pytest.mark.parametrize("formats", E5M2_PAIRS, ids=lambda pair: "-".join(map(str, pair)))
 
 
-def dot(a, b, accumulator=HOPPER, **keywords) -> float:
-    """One dot product of two lists of E4M3 values, scales 1."""
+def dot(a, b, accumulator=HOPPER, formats=(E4M3, E4M3), **keywords) -> float:
+    """One dot product of two lists of values, scales 1."""
     operands = []
-    for x in (a, b):
-        codes = encode(np.array([x], np.float64), E4M3)
-        operands.append(BlockTensor(codes, np.ones((1, -(-len(x) // 128)), np.float32), FP8_1X128))
+    for x, fmt in zip((a, b), formats, strict=True):
+        codes = encode(np.array([x], np.float64), fmt, overflow=Overflow.TO_NONFINITE)
+        scales = np.ones((1, -(-len(x) // 128)), np.float32)
+        operands.append(BlockTensor(codes, scales, replace(FP8_1X128, element=fmt)))
     return float(fp8_gemm(*operands, accumulator=accumulator, **keywords)[0, 0])
 
 
 def rule_of(accumulator: Accumulator, b: BlockTensor) -> oracle.Rule:
-    default = PromotionOrder.SCALES_FIRST if b.format == FP8_128X128 else PromotionOrder.A_THEN_B
+    default = PromotionOrder.SCALES_FIRST if b.format.is_tile else PromotionOrder.A_THEN_B
     return oracle.Rule(
         accumulator.products_per_step,
         accumulator.fraction_bits,
@@ -62,8 +64,12 @@ def assert_as_oracle(a: BlockTensor, b: BlockTensor, accumulator=HOPPER, *, spli
     rows_per_scale = b.format.block_shape[0]
     scales_a, scales_b = a.scales.view(np.uint32).tolist(), b.scales.view(np.uint32).tolist()
     codes_a, codes_b = a.codes.tolist(), b.codes.tolist()
+    formats = oracle.ELEMENTS[a.format.element.name], oracle.ELEMENTS[b.format.element.name]
     want = [
-        [oracle.dot(codes_a[m], codes_b[n], scales_a[m], scales_b[n // rows_per_scale], rule, split_k) for n in columns]
+        [
+            oracle.dot(codes_a[m], codes_b[n], scales_a[m], scales_b[n // rows_per_scale], rule, split_k, formats)
+            for n in columns
+        ]
         for m in range(a.shape[0])
     ]
     got = fp8_gemm(a, b, accumulator=accumulator, split_k=split_k)[:, list(columns)]
@@ -222,6 +228,99 @@ def test_tiles_of_the_output_do_not_show(accumulator):
     assert_codes_equal(bits_of(whole[-3:, -3:]), bits_of(fp8_gemm(*last, accumulator=accumulator)))
 
 
+# ------------------------------------------------------------------------------------------------------------- E5M2
+def test_a_subnormal_of_E5M2_counts_as_2_to_the_minus_14():
+    both = (E5M2, E4M3)
+    # 2**-16 * 256 has the exponent -14 + 8 = -6, so that q = 2**-19, though it is 2**-8
+    assert dot([2.0**-16, 2.0**-14], [256, 2.0**-6], formats=both) == 2.0**-8
+    # the same product of normal numbers has -8: q = 2**-21
+    assert dot([2.0**-14, 2.0**-14], [64, 2.0**-6], formats=both) == 2.0**-8 + 2.0**-20
+
+
+def test_products_of_E5M2_reach_from_2_to_the_minus_32_to_2_to_the_32():
+    both = (E5M2, E5M2)
+    assert dot([57344, -57344, 2.0**-16], [57344, 57344, 2.0**-16], formats=both) == 0
+    assert dot([57344, -57344, 2.0**-16], [57344, 57344, 2.0**-16], EXACT, both) == 2.0**-32
+    assert dot([57344] * 4, [57344] * 4, formats=both) == 4 * 57344.0**2
+    assert dot([2.0**-16] * 3, [2.0**-16] * 3, formats=both) == 3 * 2.0**-32
+
+
+@pytest.mark.parametrize("accumulator", [HOPPER, EXACT, FP32_SEQUENTIAL], ids=str)
+@pytest.mark.parametrize(
+    "a, b, want",
+    [
+        ([np.inf, 1], [1, 1], np.inf),
+        ([np.inf, 1], [-1, 1], -np.inf),
+        ([np.inf, 57344], [2.0**-16, -57344], np.inf),
+        ([-np.inf], [np.inf], -np.inf),
+        ([np.inf, np.inf], [1, 2], np.inf),
+        ([np.inf, np.inf], [1, -1], np.nan),
+        ([np.inf] + [0] * 40 + [-np.inf], [1] * 42, np.nan),  # in two steps
+        ([np.inf, 1], [0, 1], np.nan),
+        ([np.inf, 1], [-0.0, 1], np.nan),
+    ],
+)
+def test_infinities_are_IEEEs(a, b, want, accumulator):
+    assert np.array_equal(dot(a, b, accumulator, (E5M2, E5M2)), want, equal_nan=True)
+    assert np.array_equal(dot(b, a, accumulator, (E5M2, E5M2)), want, equal_nan=True)
+
+
+@BY_PAIR
+@pytest.mark.parametrize("codes, scales", E5M2_CASES)
+def test_Hopper_with_E5M2(codes, scales, formats):
+    assert_as_oracle(*case(codes, scales, 4, 4, 300, seed=21, formats=formats).operands())
+
+
+@BY_PAIR
+def test_Hopper_with_E5M2_by_tiles(formats):
+    for codes in ("wide", "cancelling", "infinities"):
+        tiled = case(codes, "float32 near 1", 2, 130, 256, seed=22, formats=formats).tiled()
+        assert_as_oracle(*tiled, columns=[0, 127, 129])
+
+
+@BY_NAME
+@BY_PAIR
+def test_every_accumulator_with_E5M2(accumulator, formats):
+    for codes in ("wide", "cancelling", "infinities"):
+        assert_as_oracle(*case(codes, "float32 near 1", 2, 2, 256, seed=23, formats=formats).operands(), accumulator)
+
+
+@BY_PAIR
+@pytest.mark.parametrize("accumulator", LONG_SPANS, ids=str)
+def test_spans_of_several_blocks_with_E5M2(accumulator, formats):
+    for codes in ("wide", "infinities"):
+        c = case(codes, "float32 near 1", 2, 2, 600, seed=24, formats=formats)
+        same = c._replace(a_scales=np.repeat(c.a_scales[:, :1], 5, 1), b_scales=np.repeat(c.b_scales[:, :1], 5, 1))
+        assert_as_oracle(*same.operands(), accumulator, split_k=2)
+
+
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), *E5M2_PAIRS], ids=lambda pair: "-".join(map(str, pair)))
+def test_a_single_product_is_exact_for_every_pair_of_codes(formats):
+    codes, ones = np.arange(256, dtype=np.uint8)[:, None], np.ones((256, 1), np.float32)
+    a, b = (BlockTensor(codes, ones, replace(FP8_1X128, element=fmt)) for fmt in formats)
+    with np.errstate(invalid="ignore"):
+        want = np.multiply.outer(*(decode_table(fmt).astype(np.float64) for fmt in formats)) + 0.0
+    is_nan = np.isnan(want)
+    bits = np.where(is_nan, np.uint32(oracle.NAN_BITS), np.where(is_nan, 0, want).astype(np.float32).view(np.uint32))
+    for accumulator in (HOPPER, EXACT, FP32_SEQUENTIAL):
+        assert_codes_equal(bits_of(fp8_gemm(a, b, accumulator=accumulator)), bits, label=str(accumulator))
+
+
+@pytest.mark.parametrize("bits", [1, 5])
+def test_a_sum_that_vanishes_in_its_truncations_is_positive(bits):
+    # Block 1 underflows to -0. In block 2 c = -2**-12 and the last product, subnormal by subnormal or by 448, are each
+    # below one q: all terms truncate to -0, and d must still be +0, since -0 + -0 would stay -0.
+    a = [-1.0] + [0] * 127 + [-(2.0**-6), -(2.0**-9)]
+    b = [1.0] + [0] * 127 + [2.0**-6, 448 if bits == 1 else 2.0**-9]
+    if bits == 5:
+        a[128], b[128] = 0, 0
+    tiny = np.float32([[2.0**-100, 1]])
+    rows = [BlockTensor(encode(np.array([x]), E4M3), tiny, FP8_1X128) for x in (a, b)]
+    accumulator = Accumulator("few bits", products_per_step=1, fraction_bits=bits)
+    assert bits_of(fp8_gemm(*rows, accumulator=accumulator)).tolist() == [[0]]
+    assert_as_oracle(*rows, accumulator)
+
+
 # ------------------------------------------------------------------------------------------------- NaN and exactness
 @BY_NAME
 @pytest.mark.parametrize("where", ["a", "a_scales", "b", "b_scales"])
@@ -344,7 +443,9 @@ B = quantize(np.ones((3, 256)), FP8_128X128)
     [
         (A.codes, B, {}, TypeError, "a is a ndarray, needed a BlockTensor"),
         (A, None, {}, TypeError, "b is a NoneType, needed a BlockTensor"),
-        (B, B, {}, ValueError, "a is FP8_128X128 along axis -1, needed FP8_1X128 along axis -1"),
+        (B, B, {}, ValueError, "a is FP8_128X128 along axis -1, needed FP8_1X128 along axis -1, of E4M3 or E5M2"),
+        (BlockTensor(0 * A.codes, A.scales, replace(FP8_1X128, name="FP8 of E3M2", element=E3M2)), B, {}, ValueError,
+         "a is FP8 of E3M2 along axis -1, needed FP8_1X128 along"),
         (A, quantize(np.ones((3, 256)), MXFP8_E4M3), {}, ValueError,
          "b is MXFP8_E4M3 along axis -1, needed FP8_1X128 or FP8_128X128 along axis -1"),
         (quantize(np.ones((256, 2)), FP8_1X128, axis=0), B, {}, ValueError, "a is FP8_1X128 along axis -2, needed"),
