@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mxsim import kernels
+from mxsim.formats import Rounding
 from mxsim.kernels.layouts import DEFAULT_ROW_MULTIPLE, FP4_BLOCK, FP8_BLOCK, ceil_div, round_up
 
 
@@ -157,7 +158,9 @@ class Op:
 
 
 OPS: dict[str, Op] = {
-    "bf16_to_fp4_row": Op(Layout.BF16, (Layout.FP4_ROWS,)),
+    "bf16_to_fp4_row": Op(
+        Layout.BF16, (Layout.FP4_ROWS,), variants={"stochastic": {"rounding": Rounding.STOCHASTIC, "seed": 1}}
+    ),
     "bf16_to_fp8_row": Op(Layout.BF16, (Layout.FP8_ROWS,), Groups.OPTIONAL),
     "bf16_to_fp4_and_fp8_row": Op(Layout.BF16, (Layout.FP4_ROWS, Layout.FP8_ROWS), Groups.OPTIONAL),
     "bf16_to_fp8_col": Op(Layout.BF16, (Layout.FP8_COLS,), Groups.OPTIONAL),

@@ -64,14 +64,14 @@ def of_copy_target(case: Case) -> Target | None:
     if (case.shape.rows, case.shape.columns) != (_SHAPE.rows, _SHAPE.columns):
         return None
     if case.shape.num_experts:
-        return _RAGGED_OF_COPY.get(case.op) if case.shape.num_experts == _NUM_EXPERTS else None
-    return _OF_COPY.get(case.op)
+        return _RAGGED_OF_COPY.get(case.name) if case.shape.num_experts == _NUM_EXPERTS else None
+    return _OF_COPY.get(case.name)
 
 
 def elements_target(case: Case, num_threads: int) -> Target | None:
     """Of the elements a second of the host build, stated for two threads."""
     is_large = case.shape.num_elements >= _CPU_MIN_ELEMENTS
-    return _CPU_ELEMENTS_PER_S.get(case.op) if is_large and num_threads == _CPU_THREADS else None
+    return _CPU_ELEMENTS_PER_S.get(case.name) if is_large and num_threads == _CPU_THREADS else None
 
 
 def ratio_target(op: str, rival: str, shape: Shape) -> Target | None:

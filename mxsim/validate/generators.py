@@ -6,6 +6,7 @@ fixed, so a case's name says all about it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 
 import mxsim
 from mxsim.blocks import ScaleRule, scale_exponent
-from mxsim.formats import BF16, E2M1, E4M3, FP16, FloatFormat, decode
+from mxsim.formats import BF16, E2M1, E4M3, FP16, FloatFormat, Rounding, decode
 from mxsim.validate.cases import Case, Inputs, SizesForm, View
 
 Rng = np.random.Generator
@@ -46,6 +47,7 @@ def cases_of(op: str, size: Size, device_type: str) -> list[Case]:
         *_group_cases(op, size),
         *_view_cases(op, size),
         *_large_cases(op, size, device_type),
+        *_stochastic_cases(op, size),
     ]
 
 
@@ -731,6 +733,27 @@ def _view_cases(op: str, size: Size) -> Iterator[Case]:
 
 def _wild_of(op: str, num_rows: int, columns: int, rng: Rng) -> Inputs:
     return _wild(op, rng, num_rows, columns)
+
+
+# --------------------------------------------------------------------------------------------------------- stochastic
+_STOCHASTIC_OPS = ("bf16_to_fp4_row", "bf16_to_fp8_row", "bf16_to_fp4_and_fp8_row")
+_SEEDS = (0, 1, 2**32, 0x0123456789ABCDEF, 2**63, 2**64 - 1)
+
+
+def _stochastic_cases(op: str, size: Size) -> Iterator[Case]:
+    """Other cases of the op, with seeds; not the large ones, whose parts would draw alike."""
+    if op not in _STOCHASTIC_OPS:
+        return
+    scalars = list(_SCALARS[op](size))
+    blocks, shapes, groups, views = (
+        list(make(op, size)) for make in (_block_cases, _shape_cases, _group_cases, _view_cases)
+    )
+    if size is Size.QUICK:
+        blocks, shapes, groups = blocks[::4], shapes[::5], groups[::7]
+    for i, case in enumerate([*scalars, *blocks, *shapes, *groups, *views]):
+        if not case.bad_input:
+            options = {**case.options, "rounding": Rounding.STOCHASTIC, "seed": _SEEDS[i % len(_SEEDS)]}
+            yield replace(case, name=f"stochastic: {case.name}", options=options)
 
 
 # -------------------------------------------------------------------------------------------------------------- large

@@ -16,6 +16,7 @@ from mxsim.blocks import (
     FP8_128X1,
     FP8_128X128,
     MXFP4,
+    BlockFormat,
     BlockTensor,
     ScaleRule,
     dequantize,
@@ -25,7 +26,7 @@ from mxsim.blocks import (
     fp8_row_to_fp8_col,
     quantize,
 )
-from mxsim.formats import E2M1, unpack
+from mxsim.formats import E2M1, Rounding, philox_bits, unpack
 from mxsim.validate.cases import Inputs
 
 _FP4_BLOCK, _FP8_BLOCK = 32, 128
@@ -116,8 +117,7 @@ def expected(op: str, inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
 
 # -------------------------------------------------------------------------------------------------------------- ops
 def _bf16_to_fp4_row(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
-    x = inputs["x"]
-    return _fp4_rows(quantize(as_values(x), MXFP4, scale_rule=options.get("scale_rule")), "3")
+    return _fp4_rows(_quantized(inputs["x"], MXFP4, options), "3")
 
 
 def _fp8_row_to_fp4_row(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
@@ -150,7 +150,7 @@ def _fp8_row_to_ragged(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
 
 
 def _bf16_to_fp8_row(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
-    return _fp8_rows(quantize(as_values(inputs["x"]), FP8_1X128), "7", options)
+    return _fp8_rows(_quantized(inputs["x"], FP8_1X128, options), "7", options)
 
 
 def _bf16_to_fp8_col(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
@@ -192,7 +192,7 @@ def _bf16_to_fp8_tile(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
 
 
 def _bf16_to_fp4_and_fp8_row(inputs: Inputs, options: dict[str, Any]) -> list[Leaf]:
-    fp4 = quantize(as_values(inputs["x"]), MXFP4, scale_rule=options.get("scale_rule"))
+    fp4 = _quantized(inputs["x"], MXFP4, options)
     fp8 = fp4_row_to_fp8_row(fp4, headroom=options.get("headroom", 6))
     leaves = [("fp4", leaf) for leaf in _fp4_rows(fp4, "3")] + [("fp8", leaf) for leaf in _fp8_rows(fp8, "4", options)]
     return [
@@ -232,6 +232,13 @@ SCALE_RULES = tuple(ScaleRule)
 def as_values(x: np.ndarray) -> np.ndarray:
     """The numbers: uint16 holds bfloat16 bits."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def _quantized(x: np.ndarray, fmt: BlockFormat, options: dict[str, Any]) -> BlockTensor:
+    rounding = options.get("rounding", Rounding.TIES_TO_EVEN)
+    draws = philox_bits(options["seed"], x.shape) if rounding is Rounding.STOCHASTIC else None
+    rule = options.get("scale_rule")
+    return quantize(as_values(x), fmt, scale_rule=rule, rounding=rounding, random_bits=draws)
 
 
 def is_power_of_two(scales: np.ndarray) -> np.ndarray:

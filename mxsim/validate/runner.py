@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mxsim.blocks import ScaleRule
+from mxsim.formats import Rounding
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
@@ -22,7 +23,14 @@ from mxsim.validate.scaled_mm import GemmRefused, has_scaled_mm
 
 Candidate = Callable[..., Any]
 _KEPT_OF_CASE = 2  # mismatches of a step
-_DEFAULTS = {"scale_rule": ScaleRule.FLOOR, "headroom": 6, "row_multiple": 4, "transpose": False}  # of mxsim.kernels
+_DEFAULTS = {  # of mxsim.kernels
+    "scale_rule": ScaleRule.FLOOR,
+    "headroom": 6,
+    "row_multiple": 4,
+    "transpose": False,
+    "rounding": Rounding.TIES_TO_EVEN,
+    "seed": None,
+}
 Progress = Callable[
     [Case | GemmCase, int, int], None
 ]  # called before each case: the case, how many are done, how many in all

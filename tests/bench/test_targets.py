@@ -43,7 +43,8 @@ def test_targets_of_the_large_shape():
     assert len(with_target) == 8 + 1
 
 
-def test_other_shapes_have_none():
+def test_other_shapes_and_variants_have_none():
+    assert of_copy_target(Case("bf16_to_fp4_row", LARGE, "stochastic")) is None
     assert of_copy_target(Case("bf16_to_fp4_row", Shape(4096, 7168))) is None
     assert of_copy_target(Case("fp4_row_to_fp8_col", Shape(32768, 7168, 8))) is None
     assert ratio_target("fp4_row_to_fp8_row", "fp4_to_bf16, bf16_to_fp8_row", Shape(4096, 7168)) is None

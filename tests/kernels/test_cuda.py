@@ -8,11 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxsim import kernels, validate  # noqa: E402
+from mxsim.blocks import MXFP4, quantize  # noqa: E402
+from mxsim.formats import Rounding, philox_bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 ROWS, COLUMNS = 260, 512
 SIZES = [0, 100, 1, 0, 150, 9]
+DRAWN = {"rounding": Rounding.STOCHASTIC, "seed": 2**63 + 5}
 
 
 def bits(result: object) -> list[torch.Tensor]:
@@ -58,6 +61,12 @@ def operators(x: torch.Tensor) -> dict[str, Callable[[], object]]:
             f"bf16_to_fp8_col {label}": lambda s=sizes: kernels.bf16_to_fp8_col(x, group_sizes=s),
             f"fused {label}": lambda s=sizes: kernels.bf16_to_fp4_and_fp8_row(x, group_sizes=s),
         }
+        dense |= {
+            f"stochastic bf16_to_fp8_row {label}": lambda s=sizes: kernels.bf16_to_fp8_row(x, group_sizes=s, **DRAWN),
+            f"fused stochastic {label}": lambda s=sizes: kernels.bf16_to_fp4_and_fp8_row(x, group_sizes=s, **DRAWN),
+        }
+    for label, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16), ("f32", torch.float32)):
+        dense[f"stochastic {label}_to_fp4_row"] = lambda d=dtype: kernels.bf16_to_fp4_row(x.to(d), **DRAWN)
     for label, sizes in (("list", SIZES), ("device", on_device)):
         dense[f"fp8_row_to_ragged {label}"] = lambda s=sizes: kernels.fp8_row_to_ragged(*fp8[:2], group_sizes=s)
     return dense
@@ -155,7 +164,8 @@ def test_compiled_functions_give_the_same_bytes() -> None:
 
     def round_trip(x: torch.Tensor) -> object:
         fp4, fp8 = kernels.bf16_to_fp4_and_fp8_row(x * 2)
-        return fp4, fp8, kernels.fp4_row_to_fp8_col(*fp4), kernels.fp4_to_bf16(*fp4)
+        drawn = kernels.bf16_to_fp4_row(x, rounding=Rounding.STOCHASTIC, seed=3)
+        return fp4, fp8, kernels.fp4_row_to_fp8_col(*fp4), kernels.fp4_to_bf16(*fp4), drawn
 
     assert equal(torch.compile(round_trip, fullgraph=True)(x), round_trip(x))
 
@@ -202,6 +212,31 @@ def test_more_than_two_to_the_31_elements() -> None:
     want_cols = kernels.fp4_row_to_fp8_col(*want)
     assert equal(cols.codes[:, tail], want_cols.codes)
     assert equal(cols.scales[tail.start // 128], want_cols.scales[0])
+
+
+def test_stochastic_draws_beyond_2_to_the_32_elements() -> None:
+    rows, columns = 2**32 // 8192 + 4, 8192
+    if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
+        pytest.skip("needs 40 GB of device memory")
+    x = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+    x[-8:] = torch.randn(8, columns, device="cuda", dtype=torch.bfloat16)
+    got = kernels.bf16_to_fp4_row(x, rounding=Rounding.STOCHASTIC, seed=11)
+    draws = philox_bits(11, (8, columns), start=(rows - 8) * columns)
+    want = quantize(x[-8:].cpu(), MXFP4, rounding=Rounding.STOCHASTIC, random_bits=draws)
+    assert torch.equal(got.codes[-8:].cpu(), torch.from_numpy(want.packed()))
+
+
+def test_a_captured_graph_repeats_its_seed() -> None:
+    x = values().cuda()
+    graph = torch.cuda.CUDAGraph()
+    want = kernels.bf16_to_fp4_row(x, rounding=Rounding.STOCHASTIC, seed=12)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        got = kernels.bf16_to_fp4_row(x, rounding=Rounding.STOCHASTIC, seed=12)
+    for _ in range(2):
+        got.codes.zero_()
+        graph.replay()
+        assert torch.equal(got.codes, want.codes)
 
 
 def test_a_scale_that_is_no_power_of_two_poisons_its_blocks_and_check_raises() -> None:

@@ -63,6 +63,32 @@ def rounds_ties_away(x):
     return _quantized(x, Rounding.TIES_TO_AWAY)
 
 
+@_mutant("bf16_to_fp4_row", "3.5 rounding")
+def ignores_the_seed(x, *, scale_rule=ScaleRule.FLOOR, rounding=Rounding.TIES_TO_EVEN, seed=None):
+    return kernels.bf16_to_fp4_row(x, scale_rule=scale_rule)
+
+
+@_mutant("bf16_to_fp4_row", "3.5 rounding")
+def drops_the_high_word_of_the_seed(x, *, scale_rule=ScaleRule.FLOOR, rounding=Rounding.TIES_TO_EVEN, seed=None):
+    low = None if seed is None else seed % 2**32
+    return kernels.bf16_to_fp4_row(x, scale_rule=scale_rule, rounding=rounding, seed=low)
+
+
+@_mutant("bf16_to_fp8_row", "7.1 rounding")
+def draws_for_padding_rows_too(x, *, group_sizes=None, row_multiple=4, rounding=Rounding.TIES_TO_EVEN, seed=None):
+    """The draws of the padded row that an element goes to."""
+    options = {"rounding": rounding, "seed": seed}
+    result = kernels.bf16_to_fp8_row(x, group_sizes=group_sizes, row_multiple=row_multiple, **options)
+    if rounding is Rounding.TIES_TO_EVEN or group_sizes is None:
+        return result
+    rows = x.reshape(-1, x.shape[-1])
+    padded, first, target = torch.zeros(result.codes.shape, dtype=x.dtype), 0, 0
+    for size, room in zip(list(group_sizes), result.padded_group_sizes.tolist(), strict=True):
+        padded[target : target + int(size)] = rows[first : first + int(size)]
+        first, target = first + int(size), target + room
+    return result._replace(codes=kernels.bf16_to_fp8_row(padded, **options).codes)
+
+
 @_mutant("bf16_to_fp4_row", "3.5")
 def wraps_on_overflow(x):
     """7 and more round to 8, whose code is -0."""

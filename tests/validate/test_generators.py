@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mxsim.blocks import ScaleRule
-from mxsim.formats import E2M1, E4M3, unpack
+from mxsim.formats import E2M1, E4M3, Rounding, unpack
 from mxsim.validate import OPS
 from mxsim.validate.cases import SizesForm, View
 from mxsim.validate.generators import Size, cases_of
@@ -123,3 +123,20 @@ def test_options_views_and_forms_are_all_there(op):
     with_rule = op in ("bf16_to_fp4_row", "fp8_row_to_fp4_row", "bf16_to_fp4_and_fp8_row")
     rules = {c.options.get("scale_rule", ScaleRule.FLOOR) for c in cases}
     assert rules == (set(ScaleRule) if with_rule else {ScaleRule.FLOOR})
+
+
+@pytest.mark.parametrize("op", ["bf16_to_fp4_row", "bf16_to_fp8_row", "bf16_to_fp4_and_fp8_row"])
+def test_stochastic_cases_draw_from_many_seeds_and_are_never_repeated(op):
+    for size in Size:
+        cases = [c for c in cases_of(op, size, "cuda") if c.name.startswith("stochastic: ")]
+        assert {c.options["rounding"] for c in cases} == {Rounding.STOCHASTIC}
+        seeds = {c.options["seed"] for c in cases}
+        assert {0, 2**32, 2**63, 2**64 - 1} <= seeds
+        assert all(c.repeat == 1 and not c.bad_input for c in cases)
+        assert any("every BF16 value at every scale" in c.name for c in cases)
+        assert (op == "bf16_to_fp4_row") != any("group_sizes" in c.options for c in cases)
+
+
+def test_only_ops_that_round_a_source_are_stochastic():
+    with_seed = {op for op in OPS if any("seed" in c.options for c in cases_of(op, Size.QUICK, "cpu"))}
+    assert with_seed == {"bf16_to_fp4_row", "bf16_to_fp8_row", "bf16_to_fp4_and_fp8_row"}
