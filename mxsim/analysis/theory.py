@@ -28,6 +28,7 @@ from mxsim.formats import E4M3, CodeForm, FloatFormat, philox_bits
 from mxsim.formats.inputs import as_float, as_numpy
 
 _BINADES = 40  # on either side of the standard deviation; what lies beyond is below 1e-11 of any moment used here
+_NEVER = 1e-30  # a probability
 _MAX_EXPONENT = 80  # of the standard deviation: all scales stay inside E8M0's range
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
@@ -123,24 +124,22 @@ def expected_error(
     if within == 0:
         raise ValueError(f"expected_error: tensor_amax is {tensor_amax}, below all of source")
 
-    signal = noise = scaled_signal = scaled_noise = lower = 0.0
+    signal = noise = scaled_signal = scaled_noise = lower = below = 0.0
     for upper, scale in rungs:
         upper = min(upper, limit)
-        below, here = ((magnitudes.mass(u) / within) ** (fmt.block_size - 1) for u in (lower, upper))
-        if here > 0:
+        here = (magnitudes.mass(upper) / within) ** (fmt.block_size - 1)
+        if here > _NEVER:
             # The difference of step 2 without cancellation.
-            rung_signal, rung_noise = (
-                (magnitudes.second_moment(0, lower, values) * (here - below))
-                + magnitudes.second_moment(lower, upper, values) * here
-                for values in (np.zeros(1), grid * scale)
-            )
-            signal += rung_signal
-            noise += rung_noise
+            rung = magnitudes.moments(lower, upper, grid * scale) * here
+            if here > below:
+                rung += magnitudes.moments(0, lower, grid * scale) * (here - below)
+            signal += rung[0]
+            noise += rung[1]
             if scale > 0:
-                scaled_signal += rung_signal / scale**2
-                scaled_noise += rung_noise / scale**2
-        lower = upper
-    return ExpectedError(*(moment / within for moment in (signal, noise, scaled_signal, scaled_noise)))
+                scaled_signal += rung[0] / scale**2
+                scaled_noise += rung[1] / scale**2
+        lower, below = upper, here
+    return ExpectedError(*(float(moment / within) for moment in (signal, noise, scaled_signal, scaled_noise)))
 
 
 def _power_of_two_ladder(element: FloatFormat, rule: ScaleRule, exponent: int) -> Iterator[tuple[float, float]]:
@@ -193,12 +192,12 @@ class _Density:
         self.exponent = math.frexp(sigma)[1]
 
     def mass(self, u: float) -> float:
-        return float(self.distribution.cdf(u) - self.distribution.cdf(-u))
+        return 2 * float(self.distribution.cdf(u)) - 1
 
-    def second_moment(self, lower: float, upper: float, values: Float64[np.ndarray, " values"]) -> float:
-        """Integral of (|x| - the nearest of values)**2 over lower < |x| <= upper: Gauss-Legendre between all edges.
+    def moments(self, lower: float, upper: float, values: Float64[np.ndarray, " values"]) -> Float64[np.ndarray, " 2"]:
+        """Integrals of x**2 and (|x| - the nearest of values)**2 over lower < |x| <= upper, by Gauss-Legendre.
 
-        Edges are the midpoints of values and powers of two: within a binade the density is smooth.
+        Pieces end at the midpoints of values and at powers of two: within a binade the density is smooth.
         """
         binades = np.ldexp(1.0, np.arange(self.exponent - _BINADES, self.exponent + _BINADES))
         midpoints = (values[:-1] + values[1:]) / 2
@@ -209,8 +208,8 @@ class _Density:
         half, centre = np.diff(edges) / 2, (edges[:-1] + edges[1:]) / 2
         nearest = values[np.searchsorted(midpoints, centre)]
         x = centre[:, None] + half[:, None] * _NODES
-        terms = np.square(x - nearest[:, None]) * self.distribution.pdf(x) * _WEIGHTS * half[:, None]
-        return 2 * float(terms.sum())
+        weights = 2 * self.distribution.pdf(x) * _WEIGHTS * half[:, None]
+        return np.array([(np.square(x - value) * weights).sum() for value in (0, nearest[:, None])])
 
 
 class _Elements:
@@ -225,11 +224,11 @@ class _Elements:
     def mass(self, u: float) -> float:
         return float(np.searchsorted(self.sorted, u, side="right")) / self.sorted.size
 
-    def second_moment(self, lower: float, upper: float, values: Float64[np.ndarray, " values"]) -> float:
+    def moments(self, lower: float, upper: float, values: Float64[np.ndarray, " values"]) -> Float64[np.ndarray, " 2"]:
         start, stop = np.searchsorted(self.sorted, [lower, upper], side="right")
         x = self.sorted[0 if lower == 0 else start : stop]
         nearest = values[np.searchsorted((values[:-1] + values[1:]) / 2, x)]
-        return float(np.square(x - nearest).sum()) / self.sorted.size
+        return np.array([np.square(x).sum(), np.square(x - nearest).sum()]) / self.sorted.size
 
 
 def _magnitudes(source: Any) -> _Density | _Elements:

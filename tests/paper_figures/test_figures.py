@@ -1,5 +1,6 @@
 """What the figures claim holds on their tables; the tables are reproducible; the pictures can be drawn from them."""
 
+import dataclasses
 import importlib
 import io
 import itertools
@@ -12,9 +13,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from mxsim.analysis.accumulation import Case
+from mxsim.analysis.row_to_column import Break, RowToColumn, RowToColumnRow, breaks
 from mxsim.blocks import MXFP4, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp8_row, quantize
 from mxsim.formats import FORMATS, decode
-from paper_figures import fig_accumulation, fig_format_spacing, fig_lossless_window, fig_scale_rules
+from paper_figures import (
+    fig_accumulation,
+    fig_error_theory,
+    fig_format_spacing,
+    fig_lossless_window,
+    fig_row_to_column,
+    fig_scale_rules,
+)
 from paper_figures.__main__ import TOPICS
 from paper_figures.files import DATA, real_tensors
 
@@ -29,8 +38,21 @@ COLUMNS = {
         "relative_frobenius_error",
         "mean_signed_relative_error",
     ],
+    "error_theory": [
+        "kind",
+        "sample",
+        "data",
+        "format",
+        "scale_rule",
+        "quantity",
+        "num_blocks",
+        "expected_db",
+        "measured_db",
+        "standard_error_db",
+    ],
     "format_spacing": ["format", "exponent", "num_values", "spacing", "max_relative_error", "rms_relative_error"],
     "lossless_window": ["quantity", "source", "spread", "count", "total"],
+    "row_to_column": [field.name for field in dataclasses.fields(RowToColumnRow)],
     "scale_rules": ["kind", "data", "format", "scale_rule", "num_elements", "sqnr_db"],
 }
 CHEAP = [fig_format_spacing, fig_lossless_window]  # computed whole in a second or two
@@ -98,6 +120,38 @@ def test_committed_accumulation_is_current(data):
     for row in fig_accumulation.measure(data, cases):
         *key, frobenius, signed = fig_accumulation.record(row).values()
         assert table.loc[tuple(key)].tolist() == [frobenius, signed]
+
+
+def test_committed_error_theory_has_the_rows_that_are_computed(tmp_path):
+    """The real tensors in place, and what is expected of distributions, do not depend on num_blocks."""
+    table, whole = fig_error_theory.compute(tmp_path, num_blocks=128), committed("error_theory")
+    keys = COLUMNS["error_theory"][:6]
+    pd.testing.assert_frame_equal(table[keys], whole[keys])
+    fixed = whole["sample"] != "independent"
+    pd.testing.assert_frame_equal(table[fixed], whole[fixed])
+
+
+def test_committed_error_theory_of_the_normal_distribution_is_current():
+    measured = [(row.format, row.quantity, round(row.measured_db, 4)) for row in fig_error_theory.measure("normal")]
+    table = committed("error_theory")
+    rows = table.loc[table["data"] == "normal", ["format", "quantity", "measured_db"]]
+    assert measured == list(rows.itertuples(index=False, name=None))
+
+
+def test_committed_row_to_column_has_the_rows_that_are_computed(tmp_path):
+    """The real tensors do not depend on the sweep."""
+    table, whole = fig_row_to_column.compute(tmp_path, sigmas=()), committed("row_to_column")
+    pd.testing.assert_frame_equal(table, whole[whole["data"] != fig_row_to_column.SWEEP].reset_index(drop=True))
+    swept = whole[whole["data"] == fig_row_to_column.SWEEP]
+    assert list(swept["sigma_octaves"].unique()) == list(fig_row_to_column.SIGMAS)
+    assert (swept.groupby("sigma_octaves")["way"].nunique() == len(RowToColumn)).all()
+
+
+def test_committed_row_to_column_is_current():
+    swept = [
+        row for row in fig_row_to_column.rows_of(committed("row_to_column")) if row.data == fig_row_to_column.SWEEP
+    ]
+    assert list(fig_row_to_column.measure(3)) == [row for row in swept if row.sigma_octaves == 3]
 
 
 # ---- claims: accumulation ----
@@ -221,6 +275,85 @@ def test_what_the_docstring_says_of_the_rules():
     assert [round(gain.min(), 1), round(gain.max(), 1)] == [1.4, 6.7]
 
 
+# ---- claims: error_theory ----
+
+
+def test_measured_sqnr_of_independent_elements_is_the_expected_one():
+    table = committed("error_theory")
+    rows = table[table["sample"] == "independent"]
+    assert set(rows["data"]) >= set(fig_error_theory.DISTRIBUTIONS)
+    assert set(rows.loc[rows["data"] == "Student t, 3 degrees", "quantity"]) == {"scaled"}
+    difference = (rows["measured_db"] - rows["expected_db"]).abs()
+    assert (rows["standard_error_db"] > 0).all()
+    assert (difference < 4 * rows["standard_error_db"]).all()
+
+
+def test_what_structure_changes():
+    table = committed("error_theory")
+    rows = table[(table["sample"] == "in place") & (table["quantity"] == "plain")]
+    gain = (rows["measured_db"] - rows["expected_db"]).groupby([rows["format"], rows["scale_rule"]])
+    extremes = {key: (round(group.min(), 2), round(group.max(), 2)) for key, group in gain}
+    assert extremes[("MXFP4", "EVEN")] == (-0.21, 0.38)
+    assert extremes[("NVFP4", "none")] == (-0.14, 0.33)
+    assert extremes[("MXFP8_E4M3", "RCEIL")] == (0, 0)
+
+
+def test_heavier_tails_are_worse_by_every_rule():
+    table = committed("error_theory")
+    curve = table[table["sample"] == "none"].pivot(index="data", columns="scale_rule", values="expected_db")
+    curve = curve.sort_index(key=lambda names: names.str.removeprefix("t ").astype(float))
+    assert (curve.diff().dropna() > 0).all(axis=None)
+    assert curve.loc["t 3"].round(1).to_dict() == {"CEIL": 14.2, "EVEN": 17.2, "FLOOR": 17.0, "RCEIL": 16.5}
+
+
+# ---- claims: row_to_column ----
+
+
+def test_where_each_way_breaks():
+    rows = swept_rows()
+    found = breaks(rows, level=fig_row_to_column.LEVEL, error=fig_row_to_column.ERROR)
+    assert found == [
+        Break(RowToColumn.FP4_DIRECT, 2.5, 3),
+        Break(RowToColumn.FP4_DIRECT_H0, 1.5, 1.75),
+        Break(RowToColumn.FP4_FRESH_AMAX, 2.5, 3.5),
+        Break(RowToColumn.FP4_FRESH_AMAX_FP32, 0, 0),
+        Break(RowToColumn.FP4_VIA_FP8_ROWS, 2.5, 3),
+        Break(RowToColumn.FP4_VIA_FP8_ROWS_PUBLISHED, 2.25, 2.5),
+        Break(RowToColumn.FP8_TRANSPOSE, 0, 2.75),
+        Break(RowToColumn.FP8_PUBLISHED, 0, 2.5),
+        Break(RowToColumn.FP8_FRESH_AMAX, 0.25, 3),
+        Break(RowToColumn.FP8_FRESH_AMAX_FP32, 0, 0),
+        Break(RowToColumn.BF16_FRESH_AMAX, 0, 0),
+    ]
+    for way, window in ((RowToColumn.FP4_DIRECT, 14), (RowToColumn.FP4_DIRECT_H0, 8)):
+        assert all((row.inexact > 0) == (row.max_spread > window) for row in rows if row.way is way)
+
+
+def test_what_fp32_scales_and_the_published_transpose_cost():
+    table = committed("row_to_column")
+    swept = table[(table["data"] == fig_row_to_column.SWEEP)].set_index(["way", "sigma_octaves"])
+    fp32 = swept.loc[RowToColumn.FP4_FRESH_AMAX_FP32.value]
+    assert (fp32["inexact"].round(2).between(0.91, 0.92)).all()
+    assert fp32.loc[:3, "wgrad_balanced_error"].between(0.0255, 0.0301).all()
+    via_published = swept.loc[RowToColumn.FP4_VIA_FP8_ROWS_PUBLISHED.value, "wgrad_balanced_error"]
+    assert via_published[3] < 1 < via_published[3.5]
+    published, rounding = (
+        swept.loc[way.value, "wgrad_balanced_error"] for way in (RowToColumn.FP8_PUBLISHED, RowToColumn.FP8_TRANSPOSE)
+    )
+    assert (published / rounding).min() > 4.5
+    assert 5 < published[0] / rounding[0] < 6
+
+
+def test_real_activations_in_columns():
+    table = committed("row_to_column")
+    real = table[table["data"] != fig_row_to_column.SWEEP]
+    assert real["sigma_octaves"].between(0.1, 0.7).all()
+    from_fp4 = real[real["way"].str.startswith("MXFP4")]
+    is_fp32 = from_fp4["way"] == RowToColumn.FP4_FRESH_AMAX_FP32.value
+    assert (from_fp4[~is_fp32]["inexact"] == 0).all()
+    assert (from_fp4[is_fp32]["inexact"] > 0.7).all()
+
+
 # ---- claims: lossless_window ----
 
 
@@ -266,7 +399,7 @@ def test_an_unknown_topic_is_refused_in_one_line():
     run = subprocess.run(command, cwd=DATA.parents[1], capture_output=True, text=True)
     assert run.returncode == 2
     assert (
-        "no figure is called nonsense; there are accumulation, format_spacing, lossless_window, scale_rules"
-        in run.stderr
+        "no figure is called nonsense; there are accumulation, error_theory, format_spacing, lossless_window, "
+        "row_to_column, scale_rules" in run.stderr
     )
     assert "Traceback" not in run.stderr
