@@ -147,11 +147,13 @@ def test_committed_row_to_column_has_the_rows_that_are_computed(tmp_path):
     assert (swept.groupby("sigma_octaves")["way"].nunique() == len(RowToColumn)).all()
 
 
+def swept_rows():
+    rows = fig_row_to_column.rows_of(committed("row_to_column"))
+    return [row for row in rows if row.data == fig_row_to_column.SWEEP]
+
+
 def test_committed_row_to_column_is_current():
-    swept = [
-        row for row in fig_row_to_column.rows_of(committed("row_to_column")) if row.data == fig_row_to_column.SWEEP
-    ]
-    assert list(fig_row_to_column.measure(3)) == [row for row in swept if row.sigma_octaves == 3]
+    assert list(fig_row_to_column.measure(3)) == [row for row in swept_rows() if row.sigma_octaves == 3]
 
 
 # ---- claims: accumulation ----
