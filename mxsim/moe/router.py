@@ -54,7 +54,7 @@ class TopKRouter(nn.Module):
     Source: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; groups as in its published inference code.
     """
 
-    bias_E: Tensor | None
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -87,15 +87,15 @@ class TopKRouter(nn.Module):
         self.num_groups, self.top_groups = num_groups, top_groups
         self.weight = nn.Parameter(torch.empty((num_experts, hidden_size), device=device, dtype=dtype))
         bias_E = torch.zeros(num_experts, device=device) if router is Router.SIGMOID else None
-        self.register_buffer("bias_E", bias_E)
+        self.register_buffer("bias", bias_E)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Weights uniform within 1 / sqrt(H), as nn.Linear's; bias zero."""
         bound = self.hidden_size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias_E is not None:
-            nn.init.zeros_(self.bias_E)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x_TH: Float[Tensor, "T H"]) -> Routing:
         """The routing of every token; no tokens give tensors without rows.
@@ -119,7 +119,7 @@ class TopKRouter(nn.Module):
             return Routing(ids_TK, weights_TK * self.scaling_factor, scores_TE)
 
     def _choose(self, scores_TE: Tensor) -> Tensor:
-        ranks_TE = scores_TE if self.bias_E is None else scores_TE + self.bias_E
+        ranks_TE = scores_TE if self.bias is None else scores_TE + self.bias
         if self.num_groups is not None:
             assert self.top_groups is not None
             grouped = ranks_TE.unflatten(1, (self.num_groups, -1))  # (T, groups, experts of a group)
@@ -140,7 +140,7 @@ class TopKRouter(nn.Module):
             TypeError: for counts that are no integers.
             ValueError: for another shape, or where there is no bias.
         """
-        if self.bias_E is None:
+        if self.bias is None:
             raise ValueError(f"update_bias: router is {self.router}, needed Router.SIGMOID, which has a bias")
         if counts_E.is_floating_point() or counts_E.dtype == torch.bool:
             raise TypeError(f"update_bias: counts has dtype {counts_E.dtype}, needed integers")
@@ -148,14 +148,14 @@ class TopKRouter(nn.Module):
             raise ValueError(f"update_bias: counts has shape {tuple(counts_E.shape)}, needed {(self.num_experts,)}")
         counts_E = counts_E.to(torch.int64)
         direction = (counts_E.sum() - counts_E * self.num_experts).sign()
-        self.bias_E += self.bias_update_speed * direction.to(self.bias_E)
+        self.bias += self.bias_update_speed * direction.to(self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "TopKRouter":
         """`module.to(bfloat16)` leaves the bias in float32: steps of 0.001 would be lost in bfloat16."""
-        before = self.bias_E
+        before = self.bias
         super()._apply(fn, recurse)
-        if before is not None and self.bias_E is not None and self.bias_E.dtype != before.dtype:
-            self.bias_E = before.to(self.bias_E.device)
+        if before is not None and self.bias is not None and self.bias.dtype != before.dtype:
+            self.bias = before.to(self.bias.device)
         return self
 
     def extra_repr(self) -> str:

@@ -170,13 +170,13 @@ def _forward_fake(h: Tensor, probs: Tensor | None) -> Tensor:
 
 def _backward_cpu(da: Tensor, h: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_backward(da, h, probs)
-    return _backward(da, h, probs)
+    return _backward(da.contiguous(), h.contiguous(), probs)
 
 
 def _backward_cuda(da: Tensor, h: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_backward(da, h, probs)
     if h.dtype == torch.float64:
-        return _backward(da, h, probs)
+        return _backward(da.contiguous(), h.contiguous(), probs)
     from mxsim.moe import triton_swiglu
 
     return triton_swiglu.backward(da.contiguous(), h.contiguous(), None, _contiguous(probs))
@@ -189,7 +189,7 @@ def _backward_fake(da: Tensor, h: Tensor, probs: Tensor | None) -> tuple[Tensor,
 
 def _backward_fp4_cpu(da: Tensor, codes: Tensor, scales: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_backward_fp4(da, codes, scales, probs)
-    return _backward(da, kernels.fp4_to_bf16(codes, scales), probs)
+    return _backward(da.contiguous(), kernels.fp4_to_bf16(codes, scales), probs)
 
 
 def _backward_fp4_cuda(da: Tensor, codes: Tensor, scales: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor]:
