@@ -103,7 +103,7 @@ def identify(
     >>> "mxsim RCEIL" in identify(x, t.packed(), t.scales).fits
     True
     """
-    x = float32_of(inputs, "identify")
+    x = float32_of(inputs, "identify", "inputs")
     if x.size == 0:
         raise ValueError(f"identify: inputs has shape {x.shape}, needed at least one element")
     if not np.isfinite(x).any():

@@ -142,7 +142,7 @@ class Profile:
             is_e8m0 = self.format.scale == E8M0
             codes[poisoned] = 0 if is_e8m0 else self.format.element.nan_code
             scales[poisoned] = _NAN_BYTE if is_e8m0 else np.nan
-        flat = codes.reshape(*values.shape[:-1], -1)
+        flat = codes.reshape(*values.shape[:-1], codes.shape[-2] * codes.shape[-1])
         return np.ascontiguousarray(flat[..., : values.shape[-1]]), scales
 
     def judges(self, x: Any) -> Bool[np.ndarray, "*blocks"]:
@@ -231,7 +231,7 @@ class Profile:
         return np.where(is_nan, nan_code, codes)
 
 
-def float32_of(x: Any, caller: str) -> Float32[np.ndarray, "*shape"]:
+def float32_of(x: Any, caller: str, name: str = "x") -> Float32[np.ndarray, "*shape"]:
     """x as float32, exactly.
 
     Raises:
@@ -239,11 +239,11 @@ def float32_of(x: Any, caller: str) -> Float32[np.ndarray, "*shape"]:
         ValueError: if x has no axis.
     """
     check_subnormals(caller)
-    array = as_numpy(x, caller=caller, name="x")
+    array = as_numpy(x, caller=caller, name=name)
     if str(array.dtype) not in _FLOAT_BITS:
-        raise TypeError(f"{caller}: x has dtype {array.dtype}, needed float16, bfloat16 or float32")
+        raise TypeError(f"{caller}: {name} has dtype {array.dtype}, needed float16, bfloat16 or float32")
     if array.ndim == 0:
-        raise ValueError(f"{caller}: x is a scalar, needed at least one axis")
+        raise ValueError(f"{caller}: {name} is a scalar, needed at least one axis")
     return array.astype(np.float32)
 
 
