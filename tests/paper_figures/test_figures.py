@@ -18,6 +18,7 @@ from mxsim.blocks import MXFP4, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp
 from mxsim.formats import FORMATS, decode
 from paper_figures import (
     fig_accumulation,
+    fig_error_decomposition,
     fig_error_theory,
     fig_format_spacing,
     fig_lossless_window,
@@ -37,6 +38,17 @@ COLUMNS = {
         "promotion_interval",
         "relative_frobenius_error",
         "mean_signed_relative_error",
+    ],
+    "error_decomposition": [
+        "kind",
+        "data",
+        "chain",
+        "scale_rule",
+        "part",
+        "num_elements",
+        "num_changed",
+        "relative_squared_error",
+        "share",
     ],
     "error_theory": [
         "kind",
@@ -277,6 +289,56 @@ def test_what_the_docstring_says_of_the_rules():
     assert [round(gain.min(), 1), round(gain.max(), 1)] == [1.4, 6.7]
 
 
+# ---- claims: error_decomposition ----
+
+
+def test_committed_error_decomposition_is_current():
+    tensors = real_tensors()
+    name = "activation.layer0.residual"
+    rows = fig_error_decomposition.measure(name, tensors[name])
+    fresh = pd.DataFrame([*rows, *fig_error_decomposition.measure_gemms()])
+    table, keys = committed("error_decomposition"), COLUMNS["error_decomposition"][:5]
+    pd.testing.assert_frame_equal(
+        fresh.set_index(keys), table.set_index(keys).loc[fresh.set_index(keys).index], check_exact=True
+    )
+    measured = {f"{kind}.{data.replace(' ', '.')}" for kind, data in zip(table["kind"], table["data"], strict=True)}
+    assert set(tensors) <= measured
+
+
+def test_what_the_power_of_two_scale_costs_mxfp4():
+    table = committed("error_decomposition")
+    fp4 = table[table["chain"] == "FP4"].pivot(
+        index=["scale_rule", "kind", "data"], columns="part", values="relative_squared_error"
+    )
+    ideal = 100 * (fp4["underflow"] + fp4["grid rounding"])
+    scale = 100 * (fp4["scale rule"] + fp4["clipping"])
+    share = scale / (ideal + scale)
+    assert [round(ideal.min(), 1), round(ideal.max(), 1)] == [0.4, 1.4]
+    drawn = list(fig_error_decomposition.RULES)
+    assert [round(scale[drawn].min(), 1), round(scale[drawn].max(), 1)] == [0.3, 1.5]
+    of_kind = {kind: share[drawn].xs(kind, level="kind") for kind in ("weight", "activation")}
+    assert [round(of_kind["weight"].min(), 2), round(of_kind["weight"].max(), 2)] == [0.2, 0.3]
+    assert [round(of_kind["activation"].min(), 2), round(of_kind["activation"].max(), 2)] == [0.38, 0.72]
+    assert (fp4.loc["FLOOR", "clipping"] > 0).all()
+    assert (fp4.loc[["EVEN", "RCEIL", "CEIL"], "clipping"] == 0).all()
+
+
+def test_what_later_steps_add_to_the_error():
+    table = committed("error_decomposition").set_index(["chain", "part"])
+    tensors = table[table["kind"] != "GEMM"]
+    for kind in ("row", "column"):
+        assert (tensors.loc[(f"FP4 -> FP8 {kind}, headroom 6", "second rounding"), "num_changed"] == 0).all()
+        assert (tensors.loc[(f"FP4 -> BF16 -> FP8 {kind}", "second rounding"), "num_changed"] == 0).all()
+    assert tensors.loc[("FP4 -> FP8 column, headroom 0", "second rounding"), "num_changed"].sum() == 0
+    assert sorted(tensors.loc[("FP4 -> FP8 row, headroom 0", "second rounding"), "num_changed"])[-2:] == [0, 19]
+    published = tensors.loc[("FP4 -> FP8 row, headroom 0 -> published column", "transpose"), "share"]
+    assert round(published.max(), 2) == 0.16
+    assert 0 < tensors.loc[("FP8 row -> FP8 column", "transpose"), "share"].max() < 1e-6
+    assert 17e-6 < tensors.loc[("FP8 row -> published column", "transpose"), "share"].max() < 18.5e-6
+    accumulation = table.loc[table.index.get_level_values("part") == "accumulation", "share"]
+    assert 0 < accumulation.min() < accumulation.max() < 1e-4
+
+
 # ---- claims: error_theory ----
 
 
@@ -401,7 +463,7 @@ def test_an_unknown_topic_is_refused_in_one_line():
     run = subprocess.run(command, cwd=DATA.parents[1], capture_output=True, text=True)
     assert run.returncode == 2
     assert (
-        "no figure is called nonsense; there are accumulation, error_theory, format_spacing, lossless_window, "
-        "row_to_column, scale_rules" in run.stderr
+        "no figure is called nonsense; there are accumulation, error_decomposition, error_theory, format_spacing, "
+        "lossless_window, row_to_column, scale_rules" in run.stderr
     )
     assert "Traceback" not in run.stderr
