@@ -7,9 +7,11 @@ from mxsim.moe.experts import Experts
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm, GemmRecord, grouped_gemm, grouped_wgrad, record_gemms
 from mxsim.moe.groups import Groups
+from mxsim.moe.layer import MoE
 from mxsim.moe.linear import Linear
 from mxsim.moe.permute import Permutation, permute, permute_rows, permute_weights, unpermute_sum
 from mxsim.moe.recipe import Activation, Compute, Recipe
+from mxsim.moe.router import Router, Routing, TopKRouter
 from mxsim.moe.swiglu import swiglu, swiglu_backward
 
 __all__ = [
@@ -21,8 +23,12 @@ __all__ = [
     "GemmRecord",
     "Groups",
     "Linear",
+    "MoE",
     "Permutation",
     "Recipe",
+    "Router",
+    "Routing",
+    "TopKRouter",
     "grouped_gemm",
     "grouped_wgrad",
     "permute",

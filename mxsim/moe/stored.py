@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mxsim import kernels
-from mxsim.formats import Rounding
 from mxsim.kernels import Fp4Rows, Fp8Cols, RaggedFp8Rows
 from mxsim.kernels.layouts import FP4_BLOCK, FP8_BLOCK, max_column_blocks
 from mxsim.moe.recipe import Activation, Recipe
@@ -14,9 +13,7 @@ from mxsim.moe.recipe import Activation, Recipe
 
 def to_fp4(x: Tensor, recipe: Recipe, seed: int | None) -> Fp4Rows:
     """x in MXFP4 by the recipe's scale rule and rounding; seed: of its random bits where the rounding is STOCHASTIC."""
-    if recipe.rounding is Rounding.STOCHASTIC:
-        return kernels.bf16_to_fp4_row(x, scale_rule=recipe.scale_rule, rounding=recipe.rounding, seed=seed)
-    return kernels.bf16_to_fp4_row(x, scale_rule=recipe.scale_rule)
+    return kernels.bf16_to_fp4_row(x, scale_rule=recipe.scale_rule, rounding=recipe.rounding, seed=seed)
 
 
 def quantize_input(
@@ -28,11 +25,13 @@ def quantize_input(
     """
     if not recipe.keeps_fp4(activation):
         return kernels.bf16_to_fp8_row(x, group_sizes=sizes), list(kernels.bf16_to_fp8_col(x, group_sizes=sizes))
-    if recipe.rounding is Rounding.STOCHASTIC:
-        fp4 = to_fp4(x, recipe, seed)
-        return rows_from_fp4(fp4, recipe, sizes), list(fp4)
     fp4, rows = kernels.bf16_to_fp4_and_fp8_row(
-        x, scale_rule=recipe.scale_rule, headroom=recipe.headroom, group_sizes=sizes
+        x,
+        scale_rule=recipe.scale_rule,
+        headroom=recipe.headroom,
+        group_sizes=sizes,
+        rounding=recipe.rounding,
+        seed=seed,
     )
     return rows, list(fp4)
 

@@ -1,0 +1,101 @@
+"""The mixture-of-experts layer: route, permute, experts, combine."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mxsim.moe.expert_mlp import draw_seed
+from mxsim.moe.experts import Experts, check_input
+from mxsim.moe.fp4_tokens import Fp4Tokens
+from mxsim.moe.grouped_gemm import Gemm
+from mxsim.moe.permute import Permutation, permute, permute_weights, unpermute_sum
+from mxsim.moe.recipe import Activation, Recipe
+from mxsim.moe.router import Router, TopKRouter
+
+
+class MoE(nn.Module):
+    """y = sum over a token's top_k experts e of expert_e(x) * weight_e, plus the shared experts of x.
+
+    Every recipe has the same parameters: w1 [E, 2F, H] and w2 [E, H, F] of `experts`, the router's, and those of the
+    shared experts, which act as one expert of num_shared_experts * F. A routing weight enters before its expert's
+    second GEMM. Where the recipe keeps the expert input in MXFP4, a token is quantized once, before it is copied to its
+    experts, and the shared experts read the same codes.
+
+    No token is dropped or padded; an expert may get none, or all. With a fixed seed a rerun gives the same bits.
+
+    Args:
+        hidden_size: H; intermediate_size: F. FP8 recipes: multiples of 128.
+        num_experts: E.
+        top_k: experts of a token.
+        num_shared_experts: experts that every token visits with weight 1.
+        router: scoring, see `TopKRouter`; router_options go there.
+        recipe: what is computed in and what is kept for the backward pass.
+        gemm: backend of the expert GEMMs; "hopper" computes the bits of an H200 on any machine.
+
+    Raises:
+        ValueError: for sizes that the recipe's blocks do not divide, or top_k beyond num_experts.
+
+    >>> layer = MoE(128, 128, num_experts=4, top_k=2, recipe=Recipe.MXFP4, dtype=torch.bfloat16)
+    >>> layer(torch.randn(3, 5, 128, dtype=torch.bfloat16)).shape
+    torch.Size([3, 5, 128])
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        num_shared_experts: int = 0,
+        router: Router = Router.SIGMOID,
+        recipe: Recipe = Recipe.MXFP4,
+        gemm: Gemm | str = Gemm.AUTO,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **router_options: Any,
+    ) -> None:
+        super().__init__()
+        options = {"recipe": recipe, "gemm": gemm, "device": device, "dtype": dtype}
+        self.experts = Experts(hidden_size, intermediate_size, num_experts, **options)
+        if type(num_shared_experts) is not int or num_shared_experts < 0:
+            raise ValueError(f"MoE: num_shared_experts is {num_shared_experts!r}, needed an integer of 0 or more")
+        self.shared = (
+            Experts(hidden_size, num_shared_experts * intermediate_size, 1, **options) if num_shared_experts else None
+        )
+        self.router = TopKRouter(hidden_size, num_experts, top_k, router=router, device=device, **router_options)
+        self.recipe = recipe
+
+    def prepare_weights(self) -> None:
+        """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
+        self.experts.prepare_weights()
+        if self.shared is not None:
+            self.shared.prepare_weights()
+
+    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
+        """y, in x's dtype; FP8 recipes take bfloat16.
+
+        Raises:
+            TypeError: for a dtype that the recipe does not take.
+            ValueError: if the last axis is not hidden_size long.
+        """
+        if x.ndim == 0 or x.shape[-1] != self.experts.hidden_size:
+            raise ValueError(f"MoE: x has shape {tuple(x.shape)}, needed [..., {self.experts.hidden_size}]")
+        tokens = x.reshape(-1, x.shape[-1])
+        check_input("MoE", tokens, self.experts.hidden_size, self.recipe)
+        routing = self.router(tokens)
+        permutation = Permutation.from_topk(routing.topk_ids_TK, self.experts.num_experts)
+        probs_R = permute_weights(routing.topk_weights_TK, permutation)
+
+        source: Tensor | Fp4Tokens = tokens
+        if self.recipe.keeps_fp4(Activation.EXPERT_INPUT):
+            source = Fp4Tokens.quantize(tokens, self.recipe, draw_seed(self.recipe))
+            rows: Tensor | Fp4Tokens = source.permute(permutation)
+        else:
+            rows = permute(tokens, permutation)
+        y = unpermute_sum(self.experts(rows, permutation.group_sizes_E, probs_R), permutation)
+        if self.shared is not None:
+            y = y + self.shared(source, torch.full((1,), tokens.shape[0], dtype=torch.int64))
+        return y if y.shape == x.shape else y.view(x.shape)

@@ -1,0 +1,356 @@
+"""The MoE layer and the dense linear layer: routing, one quantization a token, and life inside other machinery."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from mxsim import kernels  # noqa: E402
+from mxsim.formats import Rounding  # noqa: E402
+from mxsim.moe import Gemm, Linear, MoE, Recipe, Router, record_gemms  # noqa: E402
+from tests.moe.test_experts import ONLY_SWIGLU, RECIPES, by_name, saved_by  # noqa: E402
+
+FP8_RECIPES = RECIPES[1:]
+H, F, E, K = 128, 128, 4, 2
+
+
+def layer_of(recipe, *, seed=0, dtype=torch.bfloat16, **options):
+    torch.manual_seed(seed)
+    return MoE(H, F, E, K, recipe=recipe, dtype=dtype, **options)
+
+
+def tokens_of(num_tokens, seed=1, dtype=torch.bfloat16):
+    x = torch.randn(num_tokens, H, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return x.to(dtype).requires_grad_()
+
+
+def run(layer, x):
+    y = layer(x)
+    names, parameters = zip(*((n, p) for n, p in layer.named_parameters()), strict=True)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+    grads = torch.autograd.grad(y, [x, *parameters], dy)
+    return dict(zip(("y", "x", *names), (y.detach(), *grads), strict=True))
+
+
+def assert_equal(got, want):
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("router", Router)
+@pytest.mark.parametrize("shared", [0, 2])
+def test_the_layer_is_the_weighted_sum_of_its_experts(router, shared):
+    """float64, token by token, expert by expert; and its gradient is the derivative."""
+    layer = layer_of(Recipe.BF16, dtype=torch.float64, router=router, num_shared_experts=shared)
+    x = tokens_of(5, dtype=torch.float64)
+    routing = layer.router(x)
+
+    def expert(w1, w2, v):
+        gate, up = (w1 @ v).chunk(2)
+        return w2 @ (gate * torch.sigmoid(gate) * up)
+
+    for t in range(5):
+        want = sum(
+            weight * expert(layer.experts.w1[e], layer.experts.w2[e], x[t])
+            for e, weight in zip(routing.topk_ids_TK[t], routing.topk_weights_TK[t], strict=True)
+        )
+        if shared:
+            want = want + expert(layer.shared.w1[0], layer.shared.w2[0], x[t])
+        torch.testing.assert_close(layer(x)[t], want)
+
+
+def test_gradients_of_the_bf16_layer_are_derivatives():
+    torch.manual_seed(0)
+    layer = MoE(6, 4, 3, 2, num_shared_experts=1, recipe=Recipe.BF16, dtype=torch.float64)
+    layer.router.double()
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    names = [n for n, _ in layer.named_parameters()]
+
+    def function(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
+def test_fp8_layers_are_close_to_bf16(recipe):
+    """FP8 operands carry 4 % of noise each, MXFP4 activations 11 %; the router's gradient sees several of them."""
+    x = tokens_of(40)
+    want = run(layer_of(Recipe.BF16, num_shared_experts=1), x)
+    layer = layer_of(recipe, num_shared_experts=1)
+    got = run(layer, x)
+    limit = 0.35 if recipe.stored_fp4 else 0.12
+    for name, value in want.items():
+        error = (got[name].double() - value.double()).norm() / value.double().norm()
+        assert error < limit, name
+
+
+def test_a_token_is_quantized_once_before_it_is_copied_to_its_experts(monkeypatch):
+    seen = []
+    original = kernels.bf16_to_fp4_row
+    monkeypatch.setattr(kernels, "bf16_to_fp4_row", lambda x, **options: seen.append(x.shape) or original(x, **options))
+    x = tokens_of(10)
+    layer_of(Recipe.MXFP4, num_shared_experts=1)(x)
+    assert seen.count((10, H)) == 1
+    assert (10 * K, H) not in seen
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
+def test_mxfp4_dispatch_has_the_bits_of_experts_that_quantize_for_themselves(recipe):
+    """Quantization is row by row, so it commutes with the permutation."""
+    from mxsim.moe import Permutation, permute, permute_weights, unpermute_sum
+
+    layer, x = layer_of(recipe), tokens_of(30)
+    routing = layer.router(x)
+    permutation = Permutation.from_topk(routing.topk_ids_TK, E)
+    probs = permute_weights(routing.topk_weights_TK, permutation)
+    y = unpermute_sum(layer.experts(permute(x, permutation), permutation.group_sizes_E, probs), permutation)
+    want = torch.autograd.grad(y, [x, layer.experts.w1, layer.experts.w2], torch.ones_like(y))
+    z = layer(x)
+    assert torch.equal(z, y)
+    got = torch.autograd.grad(z, [x, layer.experts.w1, layer.experts.w2], torch.ones_like(y))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_zero_tokens_and_leading_axes(recipe):
+    layer = layer_of(recipe, num_shared_experts=1)
+    got = run(layer, tokens_of(0))
+    assert got["y"].shape == (0, H)
+    assert all(not value.any() for value in got.values())
+    x = tokens_of(6)
+    assert torch.equal(layer(x.view(2, 3, H)), layer(x).view(2, 3, H))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_one_expert_that_takes_every_token(recipe):
+    layer, x = layer_of(recipe), tokens_of(9)
+    with torch.no_grad():
+        layer.router.bias.copy_(torch.tensor([9.0, 8.0, 0.0, 0.0]))
+    got = run(layer, x)
+    assert got["experts.w1"][0].any()
+    assert not got["experts.w1"][2:].any()
+    assert all(value.isfinite().all() for value in got.values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_reruns_and_checkpointing_give_the_same_bits(recipe):
+    layer, x = layer_of(recipe, num_shared_experts=1), tokens_of(33)
+    want = run(layer, x)
+    assert_equal(run(layer, x), want)
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return checkpoint(self.layer, x, use_reentrant=False)
+
+    got = run(Checkpointed(), x)
+    assert_equal({name.removeprefix("layer."): value for name, value in got.items()}, want)
+
+
+STOCHASTIC = replace(Recipe.MXFP4, name="stochastic", rounding=Rounding.STOCHASTIC)
+
+
+def test_stochastic_rounding_follows_torchs_seed():
+    layer, x = layer_of(STOCHASTIC), tokens_of(20)
+    torch.manual_seed(5)
+    first = run(layer, x)
+    other = run(layer, x)
+    torch.manual_seed(5)
+    assert_equal(run(layer, x), first)
+    assert not torch.equal(first["y"], other["y"])
+
+    torch.manual_seed(5)
+    y = checkpoint(layer, x, use_reentrant=False)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], first["x"])
+
+
+@pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.FP8, Recipe.MXFP4, ONLY_SWIGLU], ids=by_name)
+def test_torch_compile_takes_the_layer_whole_and_keeps_every_bit(recipe):
+    """fullgraph=True refuses any break. Tensors that are computed in torch itself may fuse: float64 for BF16."""
+    layer, x = layer_of(recipe, num_shared_experts=1), tokens_of(21)
+    want = run(layer, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+    names = [n for n, _ in layer.named_parameters()]
+    grads = torch.autograd.grad(y, [x, *layer.parameters()], dy)
+    assert_equal(dict(zip(("y", "x", *names), (y.detach(), *grads), strict=True)), want)
+    # Another number of tokens and other group sizes, by the same graph or a new one.
+    x = tokens_of(13, seed=4)
+    assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.FP8, Recipe.MXFP4], ids=by_name)
+def test_fsdp2_on_one_process_keeps_every_bit(recipe, tmp_path):
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x = tokens_of(21)
+    want = run(layer_of(recipe), x)
+    init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        layer = layer_of(recipe)
+        mesh = init_device_mesh("cpu", (1,))
+        fully_shard(layer.router, mesh=mesh)  # float32: FSDP2 wants one dtype a group
+        fully_shard(layer, mesh=mesh)
+        y = layer(x)
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+        y.backward(dy)
+        assert torch.equal(y.detach(), want["y"])
+        assert torch.equal(x.grad, want["x"])
+        for name, parameter in layer.named_parameters():
+            assert torch.equal(parameter.grad.full_tensor(), want[name]), name
+    finally:
+        destroy_process_group()
+
+
+def test_a_layer_trained_in_one_recipe_loads_in_every_other():
+    source = layer_of(Recipe.MXFP4, num_shared_experts=1)
+    for recipe in RECIPES:
+        target = layer_of(recipe, seed=3, num_shared_experts=1)
+        assert target.state_dict().keys() == source.state_dict().keys()
+        target.load_state_dict(source.state_dict())
+        for name, value in source.state_dict().items():
+            assert torch.equal(target.state_dict()[name], value), name
+
+
+def test_prepared_weights_give_the_same_bits():
+    layer, x = layer_of(Recipe.MXFP4, num_shared_experts=1), tokens_of(12)
+    want = run(layer, x)
+    layer.prepare_weights()
+    assert_equal(run(layer, x), want)
+
+
+def test_hopper_gemms_differ_from_exact_ones_only_by_accumulation():
+    x = tokens_of(50)
+    exact = run(layer_of(Recipe.MXFP4, gemm="dequantized"), x)
+    with record_gemms() as records:
+        hopper = run(layer_of(Recipe.MXFP4, gemm="hopper"), x)
+    assert len(records) >= 6
+    assert all(torch.equal(r.out.view(torch.int16), r.emulated().view(torch.int16)) for r in records)
+    error = (hopper["y"].double() - exact["y"].double()).norm() / exact["y"].double().norm()
+    assert 0 < error < 2e-3
+
+
+class TestErrors:
+    def test_shape(self):
+        with pytest.raises(ValueError, match=r"MoE: x has shape \(4, 64\), needed \[\.\.\., 128\]"):
+            layer_of(Recipe.MXFP4)(torch.ones(4, 64).bfloat16())
+
+    def test_dtype(self):
+        with pytest.raises(TypeError, match="x has dtype"):
+            layer_of(Recipe.MXFP4)(torch.ones(4, H))
+
+    @pytest.mark.parametrize("shared", [-1, 1.5, True])
+    def test_shared_experts(self, shared):
+        with pytest.raises(ValueError, match="num_shared_experts is"):
+            MoE(H, F, E, K, num_shared_experts=shared)
+
+    def test_top_k(self):
+        with pytest.raises(ValueError, match="top_k is 5, needed 1 to 4"):
+            MoE(H, F, E, 5)
+
+    def test_gemm(self):
+        with pytest.raises(ValueError, match="bogus"):
+            MoE(H, F, E, K, gemm="bogus")
+
+
+# --------------------------------------------------------------------------------------------------------- dense linear
+@pytest.mark.parametrize("shape", [(7, 256), (2, 3, 256), (0, 256), (256,)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_linear_is_an_expert_without_its_swiglu(recipe, bias, shape):
+    """y, dx and dw are the exact products of the recipe's operands: within FP32 accumulation and BF16 rounding."""
+    torch.manual_seed(0)
+    linear = Linear(256, 128, bias, recipe=recipe, gemm=Gemm.DEQUANTIZED, dtype=torch.bfloat16)
+    x = torch.randn(shape).bfloat16().requires_grad_()
+    y = linear(x)
+    assert y.shape == (*shape[:-1], 128)
+    dy = torch.randn(y.shape).bfloat16()
+    dx, dw = torch.autograd.grad(y, [x, linear.weight], dy)
+    assert dx.shape == x.shape
+    assert dw.shape == linear.weight.shape
+
+    x2, dy2 = x.detach().reshape(-1, 256).double(), dy.reshape(-1, 128).double()
+    w = linear.weight.detach().double()
+    offset = 0 if linear.bias is None else linear.bias.detach().double()
+    limit = 0.01 if recipe is Recipe.BF16 else 0.2 if recipe is Recipe.MXFP4 else 0.06
+    for got, want in (
+        (y.reshape(-1, 128), x2 @ w.t() + offset),
+        (dx.reshape(-1, 256), dy2 @ w),
+        (dw, dy2.t() @ x2),
+    ):
+        assert (got.double() - want).norm() <= limit * want.norm()
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
+def test_linears_gemms_read_the_simulators_bits(recipe):
+    from mxsim.moe import Activation
+    from tests.moe import reference
+    from tests.moe.test_experts import assert_same_operand
+
+    torch.manual_seed(0)
+    linear = Linear(256, 128, recipe=recipe, gemm=Gemm.HOPPER, dtype=torch.bfloat16)
+    x = (torch.randn(130, 256) * torch.exp2(torch.randint(-4, 5, (130, 1)).float())).bfloat16().requires_grad_()
+    with record_gemms() as records:
+        y = linear(x)
+        dy = torch.randn(y.shape).bfloat16()
+        y.backward(dy)
+    forward, dgrad, wgrad = records
+    x_n, dy_n, w_n = (reference.to_numpy(t) for t in (x, dy, linear.weight))
+    assert_same_operand(forward, "a", reference.input_rows(x_n, Activation.LINEAR_INPUT, recipe))
+    assert_same_operand(forward, "b", reference.weight(w_n))
+    assert_same_operand(dgrad, "a", reference.gradient_rows(dy_n))
+    assert_same_operand(dgrad, "b", reference.weight(w_n.T.copy()))
+    assert_same_operand(wgrad, "a", reference.gradient_columns(dy_n))
+    assert_same_operand(wgrad, "b", reference.input_columns(x_n, Activation.LINEAR_INPUT, recipe))
+    assert all(torch.equal(r.out.view(torch.int16), r.emulated().view(torch.int16)) for r in records)
+
+
+@pytest.mark.parametrize(
+    "recipe, bytes_of_an_element",
+    [(Recipe.BF16, 2), (Recipe.FP8, 1 + 4 / 128), (Recipe.MXFP4, 0.5 + 1 / 32)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_bytes_that_linear_keeps(recipe, bytes_of_an_element):
+    linear = Linear(512, 128, recipe=recipe, dtype=torch.bfloat16)
+    linear.prepare_weights()
+    x = torch.randn(256, 512).bfloat16().requires_grad_()
+    weights = {t.untyped_storage().data_ptr() for t in linear.fp8_weights.get("weight", linear.weight)}
+    weights.add(linear.weight.untyped_storage().data_ptr())
+    _, kept = saved_by(lambda: linear(x))
+    num_bytes = sum(t.untyped_storage().nbytes() for t in kept if t.untyped_storage().data_ptr() not in weights)
+    assert num_bytes == 256 * 512 * bytes_of_an_element + (8 if recipe is Recipe.FP8 else 0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_linear_under_torch_compile(recipe):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    linear = Linear(256, 128, True, recipe=recipe, dtype=torch.bfloat16)
+    x = torch.randn(10, 256).bfloat16().requires_grad_()
+    want = linear(x)
+    want_grads = torch.autograd.grad(want, [x, *linear.parameters()], torch.ones_like(want))
+    got = torch.compile(linear, fullgraph=True, backend="aot_eager")(x)
+    grads = torch.autograd.grad(got, [x, *linear.parameters()], torch.ones_like(got))
+    assert torch.equal(got, want)
+    assert all(torch.equal(a, b) for a, b in zip(grads, want_grads, strict=True))
+
+
+def test_linear_loads_nn_linears_state():
+    source = torch.nn.Linear(256, 128)
+    target = Linear(256, 128, True, recipe=Recipe.MXFP4)
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target.weight, source.weight)
