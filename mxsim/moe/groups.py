@@ -1,11 +1,11 @@
 """How many rows each expert has, and where they lie in ragged operands. Known on the host."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int, Int32
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mxsim.kernels.layouts import round_up
 
+T = TypeVar("T")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -41,7 +42,7 @@ class Groups:
 
     sizes: tuple[int, ...]
     device: torch.device
-    _spans: dict[int, list[Span]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -100,9 +101,7 @@ class Groups:
 
     def spans(self, multiple: int) -> list[Span]:
         """Where the rows of every expert that has any lie, in R rows and padded to a multiple; made once."""
-        if multiple not in self._spans:
-            self._spans[multiple] = list(self._make_spans(multiple))
-        return self._spans[multiple]
+        return self.made(("spans", multiple), lambda: list(self._make_spans(multiple)))
 
     def _make_spans(self, multiple: int) -> Iterator[Span]:
         padded_start = 0
@@ -110,6 +109,13 @@ class Groups:
             if size:
                 yield Span(expert, start, size, padded_start, round_up(size, multiple))
                 padded_start += round_up(size, multiple)
+
+    def made(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` returned when it was first asked for under this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @cached_property
     def ends(self) -> Int32[Tensor, " E"]:
