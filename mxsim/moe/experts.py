@@ -39,7 +39,9 @@ class _ExpertMlp(torch.autograd.Function):
         static = torch.compiler.is_compiling()
         y, kept = expert_mlp.experts(x, x_scales, probs, ops1, ops2, group_sizes, seed, recipe, gemm, static)
         keeps_x = x_scales is not None or len(operands) == 0
-        ctx.save_for_backward(x if keeps_x else None, x_scales, probs, *kept, *(operands if len(operands) else (w1, w2)))
+        ctx.save_for_backward(
+            x if keeps_x else None, x_scales, probs, *kept, *(operands if len(operands) else (w1, w2))
+        )
         ctx.num_kept = len(kept)
         ctx.settings = recipe, gemm, w1.dtype
         return y
