@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from mxsim.analysis.accumulation import Case
 from mxsim.analysis.row_to_column import Break, RowToColumn, RowToColumnRow, breaks
-from mxsim.blocks import MXFP4, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp8_row, quantize
+from mxsim.analysis.stochastic import Quantity, StochasticRow, growth_exponent, tensor_errors
+from mxsim.blocks import MXFP4, ScaleRule, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp8_row, quantize
 from mxsim.formats import FORMATS, decode
 from paper_figures import (
     fig_accumulation,
@@ -24,6 +25,7 @@ from paper_figures import (
     fig_lossless_window,
     fig_row_to_column,
     fig_scale_rules,
+    fig_stochastic_rounding,
 )
 from paper_figures.__main__ import TOPICS
 from paper_figures.files import DATA, real_tensors
@@ -66,6 +68,7 @@ COLUMNS = {
     "lossless_window": ["quantity", "source", "spread", "count", "total"],
     "row_to_column": [field.name for field in dataclasses.fields(RowToColumnRow)],
     "scale_rules": ["kind", "data", "format", "scale_rule", "num_elements", "sqnr_db"],
+    "stochastic_rounding": [field.name for field in dataclasses.fields(StochasticRow)],
 }
 CHEAP = [fig_format_spacing, fig_lossless_window]  # computed whole in a second or two
 
@@ -238,6 +241,99 @@ def test_the_public_prediction_is_met_without_promotion_and_depends_on_the_data_
     assert error["128"].min() == pytest.approx(-0.00086, abs=0.000005)
     assert error["128"].max() == pytest.approx(-0.000027, abs=0.000005)
     assert error["128"].min() < predicted["128"] < error["128"].max()
+
+
+# ---- claims: stochastic_rounding ----
+
+
+def stochastic(quantity, **chosen):
+    """The chosen rows, without the columns chosen."""
+    table = committed("stochastic_rounding")
+    for column, value in {"quantity": quantity.value, **chosen}.items():
+        table = table[table[column] == value]
+    return table.set_index("data")
+
+
+def test_committed_stochastic_rounding_is_current():
+    name, rule = "weight.layer0.ffn_up", ScaleRule.RCEIL
+    x = np.asarray(real_tensors()[name], np.float32)
+    num_seeds = fig_stochastic_rounding.NUM_SEEDS
+    want = committed("stochastic_rounding")
+    want = want[
+        (want["data"] == name.replace(".", " ")) & (want["format"] == "MXFP4") & (want["scale_rule"] == "RCEIL")
+    ]
+    rows = tensor_errors(name.replace(".", " "), x, MXFP4, scale_rule=rule, num_seeds=num_seeds)
+    got = pd.DataFrame([fig_stochastic_rounding.record(row) for row in rows])
+    pd.testing.assert_frame_equal(got, want.reset_index(drop=True))
+
+
+def test_drawn_elements_are_unbiased_up_to_the_largest_value():
+    bias = stochastic(Quantity.ELEMENT_BIAS, rounding="stochastic").set_index("at")
+    noise = stochastic(Quantity.ELEMENT_NOISE, rounding="stochastic").set_index("at")
+    assert len(bias) == len(fig_stochastic_rounding.ELEMENTS)
+    inside = bias.loc[:6]
+    assert (inside["value"].abs() <= 4 * inside["standard_error"]).all()
+    y = inside.index.to_numpy()
+    gap = np.select([y < 2, y < 4], [0.5, 1], 2)
+    frac = y / gap % 1
+    deviation = (noise.loc[:6, "value"] - frac * (1 - frac) * gap**2).abs()
+    assert (deviation <= 4 * noise.loc[:6, "standard_error"] + 1e-6).all()
+    beyond = bias.loc[6.01:]
+    assert (beyond["value"] == 6 - beyond.index).all()
+
+
+def test_drawing_keeps_the_mean_of_every_tensor_but_for_saturation():
+    for fmt, rule in (("MXFP4", "FLOOR"), ("MXFP4", "RCEIL"), ("FP8_1X128", "RCEIL")):
+        of = {"format": fmt, "scale_rule": rule, "rounding": "stochastic"}
+        unsaturated = stochastic(Quantity.UNSATURATED_BIAS, **of)
+        assert len(unsaturated) == 15
+        assert (unsaturated["value"].abs() < 4 * unsaturated["standard_error"]).all()
+        for quantity in (Quantity.BIAS_RATIO, Quantity.VARIANCE_RATIO):
+            ratio = stochastic(quantity, **of)
+            assert ((ratio["value"] - 1).abs() < 4 * ratio["standard_error"]).all()
+    floor, rceil = (stochastic(Quantity.BIAS, format="MXFP4", scale_rule=rule) for rule in ("FLOOR", "RCEIL"))
+    drawn = floor.loc[floor["rounding"] == "stochastic", "value"]
+    assert [round(-100 * b, 1) for b in (drawn.max(), drawn.min())] == [0.7, 1.7]
+    nearest = rceil.loc[rceil["rounding"] == "ties_to_even", "value"]
+    residual = nearest.pop("activation layer5 residual")
+    assert residual == pytest.approx(-0.13, abs=0.001)
+    assert [round(-100 * b, 1) for b in (nearest.max(), nearest.min())] == [1.1, 3.5]
+
+
+def test_what_drawing_costs():
+    cost = {}
+    for fmt in ("MXFP4", "FP8_1X128"):
+        sqnr_db = stochastic(Quantity.SQNR_DB, format=fmt, scale_rule="RCEIL")
+        cost[fmt] = (
+            sqnr_db.loc[sqnr_db["rounding"] == "ties_to_even", "value"]
+            - sqnr_db.loc[sqnr_db["rounding"] == "stochastic", "value"]
+        )
+    assert cost["MXFP4"].pop("activation layer5 residual") == pytest.approx(5.0, abs=0.05)
+    both = pd.concat(cost.values())
+    assert [round(both.min(), 1), round(both.max(), 1)] == [2.7, 3.3]
+
+
+def test_how_the_error_of_a_dot_product_grows():
+    def errors(data, rounding, rule="RCEIL"):
+        rows = stochastic(Quantity.DOT_ERROR, rounding=rounding, scale_rule=rule).loc[data]
+        return rows.set_index("at")["value"]
+
+    def exponent(*of):
+        points = errors(*of).loc[256:]
+        return growth_exponent([StochasticRow("", "", "", None, None, k, value, 0) for k, value in points.items()])
+
+    tie = "just below a tie"
+    assert exponent(tie, "ties_to_even") == pytest.approx(1, abs=0.005)
+    assert exponent(tie, "stochastic") == pytest.approx(0.5, abs=0.05)
+    for rule in ("FLOOR", "RCEIL"):
+        ratio = errors("positive normal", "stochastic", rule) / errors("positive normal", "ties_to_even", rule)
+        assert (ratio.loc[512:] < 0.8).all()
+        assert (ratio.loc[:64] > 1).all()
+        ratio = errors("normal", "stochastic", rule) / errors("normal", "ties_to_even", rule)
+        assert ratio.between(1.35, 1.75).all()
+    assert exponent("positive normal", "stochastic", "FLOOR") > 0.65
+    assert exponent("positive normal", "stochastic") < 0.55
+    assert exponent("positive normal", "ties_to_even") > 0.85
 
 
 # ---- claims: format_spacing ----
@@ -464,6 +560,6 @@ def test_an_unknown_topic_is_refused_in_one_line():
     assert run.returncode == 2
     assert (
         "no figure is called nonsense; there are accumulation, error_decomposition, error_theory, format_spacing, "
-        "lossless_window, row_to_column, scale_rules" in run.stderr
+        "lossless_window, row_to_column, scale_rules, stochastic_rounding" in run.stderr
     )
     assert "Traceback" not in run.stderr
