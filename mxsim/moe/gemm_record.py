@@ -52,7 +52,8 @@ def record_gemms() -> Iterator[list[GemmRecord]]:
     global _records
     if _records is not None:
         raise RuntimeError("record_gemms: is recording already")
-    _records = records = []
+    records: list[GemmRecord] = []
+    _records = records
     try:
         yield records
     finally:
