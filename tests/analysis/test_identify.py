@@ -71,6 +71,9 @@ def test_profiles_that_no_block_tells_apart_are_one_group():
     result = identify(x, *ours.quantize(x), profiles=[ours, named("mxsim CEIL"), twin, silent_on_nan])
     assert result.groups == ((ours, twin, silent_on_nan),)
     assert tell_apart(ours, twin) is tell_apart(ours, silent_on_nan) is None
+    torchao = named("torchao RCEIL")  # whose bytes of a NaN are its own
+    assert tell_apart(torchao, replace(torchao, nonfinite=NonFinitePolicy.UNSPECIFIED)) is None
+    assert tell_apart(torchao, replace(torchao, nonfinite=NonFinitePolicy.POISON)) is not None
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -136,6 +139,14 @@ def test_blocks_that_a_profile_does_not_speak_of_do_not_count():
     assert blocks["microxcaling nearest"] == 1
     assert "microxcaling nearest" in result.fits
     assert "mxsim FLOOR" not in result.fits
+
+
+def test_a_profile_that_speaks_of_no_block_does_not_fit():
+    x = np.ones((2, 32), np.float32)
+    x[:, 5] = np.inf
+    result = identify(x, *named("mxsim FLOOR").quantize(x))
+    assert set(result.fits) == {f"mxsim {rule.name}" for rule in ScaleRule}
+    assert {c.num_blocks for c in result.comparisons if c.profile.nonfinite is NonFinitePolicy.UNSPECIFIED} == {0}
 
 
 def test_a_profile_of_ones_own_may_be_tried():
