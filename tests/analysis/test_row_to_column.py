@@ -16,7 +16,7 @@ from mxsim.analysis.row_to_column import (
     normal_gradient,
     study_rows_to_columns,
 )
-from mxsim.blocks import MXFP4, MXFP8_E4M3, fp8_gemm, quantize
+from mxsim.blocks import MXFP4, MXFP8_E4M3, BlockTensor, fp8_gemm, quantize
 
 FP4_WAYS = [way for way in RowToColumn if way.name.startswith("FP4")]
 FP8_WAYS = [way for way in RowToColumn if way.name.startswith("FP8")]
@@ -181,6 +181,8 @@ def test_column_spread_is_the_largest_of_all_column_blocks():
     x = np.ones((128, 64))
     x[3, :32], x[4, 0], x[5, 32:] = 0, np.nan, 2.0**-9
     assert column_spread(quantize(x, MXFP4)) == 9
+    nan_scale = BlockTensor(np.ones((2, 32), np.uint8), np.array([[0xFF], [100]], np.uint8), MXFP4)
+    assert column_spread(nan_scale) == 0
 
 
 def row(way, sigma, inexact, worst):
@@ -188,7 +190,7 @@ def row(way, sigma, inexact, worst):
 
 
 def test_a_way_breaks_where_it_first_rounds_and_where_an_error_passes_the_level():
-    rows = [row(RowToColumn.FP4_DIRECT, sigma, sigma > 2, sigma / 100) for sigma in (3, 1, 2, 4, 0)]
+    rows = [row(RowToColumn.FP4_DIRECT, sigma, 0.001 * (sigma > 2), sigma / 100) for sigma in (3, 1, 2, 4, 0)]
     rows += [row(RowToColumn.FP8_TRANSPOSE, sigma, 0, 0) for sigma in (0, 1)]
     assert breaks(rows, level=0.015) == [
         Break(RowToColumn.FP4_DIRECT, 3, 2),

@@ -79,7 +79,7 @@ def test_nvfp4_of_few_values():
     t = quantize(blocks, NVFP4)
     error = (t.dequantize(np.float64) - blocks)[:-1, :2]
     fmt = replace(NVFP4, name="blocks of 2", block_shape=(1, 2))
-    expected = expected_error(x, fmt, tensor_amax=1e5)
+    expected = expected_error(np.append(x, -1e5), fmt, tensor_amax=1e5)
     assert (t.scales[:-1] == 0).any()  # scales that round to 0 are among them
     assert expected.noise == pytest.approx(np.square(error).mean(), rel=1e-6)  # FP32 rounds the scales
     scale = t.scale_values()[:-1] * float(t.tensor_scale)
@@ -207,6 +207,17 @@ def test_measured_error_of_a_hand_computed_example():
     assert m.sqnr_db == pytest.approx(10 * math.log10((16 + 2.25**2 + 65) / 0.0625))
     assert m.scaled_sqnr_db == pytest.approx(10 * math.log10((16 + 2.25**2 + 65 / 4) / 0.0625))
     assert measured_error(np.ones((2, 32)), MXFP4).sqnr_db == math.inf
+
+
+def test_of_nvfp4_the_blocks_that_hold_the_largest_magnitude_are_left_out():
+    x = independent_sample(stats.norm(), (50, 16))
+    x[7, 3], x[20, 0] = 10, -10
+    measured = measured_error(x, NVFP4)
+    error = quantize(x, NVFP4).dequantize(np.float64) - x
+    others = np.setdiff1d(np.arange(50), [7, 20])
+    assert measured.num_blocks == 48
+    ratio = np.square(x[others]).sum() / np.square(error[others]).sum()
+    assert measured.sqnr_db == pytest.approx(10 * math.log10(ratio))
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
