@@ -120,7 +120,7 @@ def _experts(
     """
     r = recipe_of(recipe)
     backend = Gemm(gemm)
-    groups = Groups.from_tensor(group_sizes, x.shape[0])
+    groups = Groups.from_tensor(group_sizes, x.shape[0], device=x.device)
     sizes = groups.sizes
     host_sizes = torch.tensor(sizes, dtype=torch.int64)
     if r.compute is Compute.BF16:
