@@ -107,7 +107,7 @@ def columns_by(way: RowToColumn, x: Float[np.ndarray, "m k"]) -> tuple[Float64[n
 
 
 def _fresh_columns(values: Float64[np.ndarray, "m k"], order: ScaleOrder | None = None) -> BlockTensor:
-    """To BF16 (which rounds no value of a code), transposed, padded with zeros, quantized by each column block's amax."""
+    """To BF16 (which rounds no code's value), transposed, padded with zeros, quantized by each column block's amax."""
     num_rows = values.shape[0]
     padded = np.zeros((values.shape[1], -(-num_rows // _BLOCK) * _BLOCK))
     padded[:, :num_rows] = round_to(values, BF16).T
