@@ -196,7 +196,7 @@ def measured(line: dict[str, Any], flops: float, call: Callable[[], Any]) -> dic
     try:
         us = gpu_us(call)
         line |= {"gpu_us": round(us, 1), "host_us": round(host_us(call), 1), "tflops": round(flops / us * 1e-6, 1)}
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # out of memory, or of registers: the others go on
         line["error"] = f"{type(error).__name__}: {str(error)[:160]}"
     print(" | ".join(f"{value!s:>9}" for value in line.values()), flush=True)
     return line
