@@ -62,7 +62,8 @@ class Decomposition:
     @property
     def total(self) -> Array:
         """Result less x, exactly."""
-        return self._last - self.x + 0.0  # no -0
+        total: np.ndarray = self._last - self.x + 0.0  # no -0
+        return total
 
     @property
     def parts(self) -> dict[Part, Array]:
@@ -113,8 +114,8 @@ def decompose(x: Any, chain: Chain) -> Decomposition:
             from another by more bits than float64 has. Of the chains in `CHAINS` only the published transpose can do
             that, and BF16 overflow above 2**127.
 
-    >>> from mxsim.analysis.chains import CHAINS
-    >>> d = decompose(np.float32([[7.0, 0.2, 1.1, 0.0]]), CHAINS["FP4"])  # becomes 6, 0, 1, 0
+    >>> from mxsim.blocks import MXFP4
+    >>> d = decompose(np.float32([[7.0, 0.2, 1.1, 0.0]]), Chain("FP4", MXFP4))  # becomes 6, 0, 1, 0
     >>> [(part.value, values[0].round(3).tolist()) for part, values in d.parts.items()][:2]
     [('underflow', [0.0, -0.2, 0.0, 0.0]), ('grid rounding', [0.0, 0.0, 0.067, 0.0])]
     >>> [(part.value, values[0].round(3).tolist()) for part, values in d.parts.items()][2:]
@@ -209,7 +210,8 @@ def _lost(a: Array, b: Array) -> Array:
     """What rounding a - b to float64 loses, exactly: Knuth's TwoSum of a and -b."""
     difference = a - b
     of_a = difference + b
-    return (a - of_a) + ((of_a - difference) - b)
+    lost: np.ndarray = (a - of_a) + ((of_a - difference) - b)
+    return lost
 
 
 def _checked_source(x: Any) -> tuple[np.ndarray, Array]:

@@ -244,7 +244,8 @@ class _Source:
         _, rows, columns = self.matrices.shape
         i, r, c = (s.start + np.arange(n) for s, n in zip(piece, shape, strict=True))
         flat = (i[:, None, None] * rows + r[:, None]) * columns + c
-        return flat // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
+        along: np.ndarray = flat // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
+        return along
 
 
 def _check_range(values: np.ndarray) -> None:

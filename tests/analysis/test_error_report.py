@@ -154,6 +154,11 @@ def test_hand_computed():
     assert binades["subnormal"].to_dict() == {-3: 0, -2: 1, 1: 0, 2: 0}
 
 
+def test_beyond_the_format_an_ulp_is_the_largest_it_has():
+    t = BlockTensor(np.array([7], np.uint8), np.array([127], np.uint8), MXFP4)  # 6
+    assert measure(np.array([20.0]), t).max_ulp_error == 7  # of 2, the spacing from 4 to 6
+
+
 def test_rounding_to_nearest_stays_within_half_an_ulp_where_nothing_saturates():
     for fmt in (MXFP4, MXFP8_E4M3, MXINT8, FP8_1X128):
         x = values(3, (40, 256))

@@ -74,6 +74,16 @@ def test_an_exact_accumulator_has_no_accumulation_part():
     assert decompose_gemm(a, b).parts[Part.ACCUMULATION].any()
 
 
+def test_a_result_of_minus_zero_is_no_error():
+    # The sources' product cancels exactly, the quantized one is -2**-163, which float32 rounds to -0.
+    a, b = (np.ldexp(np.float32([v]), -80) for v in ([1.0625, 1.0], [1.0625, -1.12890625]))
+    d = decompose_gemm(decompose(a, CHAINS["FP8 row"]), decompose(b, CHAINS["FP8 row"]))
+    assert (d.x.item(), str(d.states[Part.ACCUMULATION].item())) == (0, "-0.0")
+    assert d.states[Part.CLIPPING].item() == -(2.0**-163)
+    assert not np.signbit(d.total).any()
+    assert_adds_up(d)
+
+
 def test_exact_dot_rounds_once():
     a, b = (
         wide_range((4, 50), 1, (-60, 60)).astype(float),
