@@ -36,6 +36,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from mxsim.analysis.chains import Chain, Part
+from mxsim.analysis.frames import frame
 from mxsim.analysis.group_sums import GroupSums, multiply
 from mxsim.analysis.tensor_files import floating_point_problem
 from mxsim.blocks import BlockTensor, quantize
@@ -82,11 +83,9 @@ class Decomposition:
         `share` is of the whole squared error, 0 where there is none. `relative_squared_error` is the squared error
         added over sum x**2, NaN if x is all zeros.
         """
-        import pandas as pd
-
         added = self.squared_error()
         whole, signal = sum(added.values(), Fraction(0)), sum_of_squares(self.x)
-        return pd.DataFrame(
+        return frame(
             {
                 "part": [part.value for part in added],
                 "num_elements": [int(np.count_nonzero(values)) for values in self.parts.values()],

@@ -4,7 +4,6 @@ Every number is an integer count, a maximum, or an exact sum of the elements' te
 is cut into pieces, the tables have the same bits. Memory depends on the pieces, not on the tensor.
 """
 
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from jaxtyping import Int
 
 from mxsim.analysis.element_error import element_errors
 from mxsim.analysis.error_groups import TERMS, Groups, Terms
+from mxsim.analysis.frames import frame
 from mxsim.analysis.study import CHUNK, Slices, slices_of_pieces
 from mxsim.analysis.tensor_files import floating_point_problem
 from mxsim.blocks import BlockFormat, BlockTensor, ScaleRule, quantize
@@ -127,15 +127,15 @@ class ErrorReport:
     def summary(self) -> Any:
         """One row: every property above."""
         names = [name for name in vars(self) if not name.startswith("_")]
-        return _frame([{name: getattr(self, name) for name in sorted(names, key=_SUMMARY_ORDER.index)}])
+        return frame([{name: getattr(self, name) for name in sorted(names, key=_SUMMARY_ORDER.index)}])
 
     def by_binade(self) -> Any:
         """A row for each binade that holds a magnitude: 2**binade <= |x| < 2**(binade + 1). Zeros have none."""
-        return _frame([{"binade": group - _MAX_EXPONENT, **record} for group, record in self._binades.records()])
+        return frame([{"binade": group - _MAX_EXPONENT, **record} for group, record in self._binades.records()])
 
     def by_position(self) -> Any:
         """A row for each position in the block, 0 to 31 in MXFP4; in a tile, row * 128 + column."""
-        return _frame([{"position": group, **record} for group, record in self._positions.records()])
+        return frame([{"position": group, **record} for group, record in self._positions.records()])
 
     def by_index(self) -> Any:
         """A row for each index along `index_axis`.
@@ -145,14 +145,14 @@ class ErrorReport:
         """
         if self._indices is None:
             raise ValueError("by_index: measure was called without index_axis")
-        return _frame([{"index": group, **record} for group, record in self._indices.records()])
+        return frame([{"index": group, **record} for group, record in self._indices.records()])
 
     def by_block(self) -> Any:
         """A row for each block, in the order of the scales: reads x once more, and is as large as there are blocks.
 
         A block with a NaN or an infinity has num_elements 0 and NaN for the rest.
         """
-        return _frame_of_columns(_block_columns(self._source))
+        return frame(_block_columns(self._source))
 
 
 _SUMMARY_ORDER = (
@@ -306,19 +306,3 @@ def _block_columns(source: _Source) -> dict[str, np.ndarray]:
 def _block_rows(array: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """(blocks, elements of a block), contiguous, a short block filled with 0."""
     return np.ascontiguousarray(split_blocks(array, block).transpose(0, 1, 3, 2, 4)).reshape(-1, math.prod(block))
-
-
-# ------------------------------------------------------------------------------------------------------------- pandas
-def _frame(records: list[dict[str, Any]]) -> Any:
-    return _pandas().DataFrame.from_records(records)
-
-
-def _frame_of_columns(columns: dict[str, np.ndarray]) -> Any:
-    return _pandas().DataFrame(columns)
-
-
-def _pandas() -> Any:
-    try:
-        return importlib.import_module("pandas")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the tables need pandas: pip install 'mxsim[figures]'") from error
