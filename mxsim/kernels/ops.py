@@ -20,8 +20,9 @@ sizes that are negative or do not sum to the rows (ValueError).
 Stochastic rounding, where an op has the keyword: with rounding=STOCHASTIC a magnitude rounds up with the probability of
 its position between its two neighbours, element i of the tensor (row by row, padding left out) by the random bits of
 `mxsim.formats.philox_bits(seed, x.shape)`. The seed is an integer 0 to 2**64 - 1: the same seed gives the same codes on
-every backend, and a captured CUDA graph repeats its seed at each replay. Scales do not depend on it. Another rounding,
-and a seed without STOCHASTIC, is a ValueError.
+every backend, and a captured CUDA graph repeats its seed at each replay. Take another one for every tensor and step: an
+element has the same bits in all tensors that share a seed. Scales do not depend on it. Another rounding, and a seed
+without STOCHASTIC, is a ValueError.
 
 `check=True` reads the device back (not under graph capture) and raises the ValueErrors that CPU tensors always get.
 """
