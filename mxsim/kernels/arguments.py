@@ -6,7 +6,7 @@ Messages read "<op>: <argument> has ..., needed ...", in the simulator's words w
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ BF16 = (torch.bfloat16,)
 FP4_CODES = (torch.uint8, torch.float4_e2m1fn_x2)
 E8M0_SCALES = (torch.uint8, torch.float8_e8m0fnu)
 FP8_CODES = (torch.uint8, torch.float8_e4m3fn)
+GEMM_CODES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 FP32_SCALES = (torch.float32,)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 SCALE_RULES = (ScaleRule.FLOOR, ScaleRule.RCEIL, ScaleRule.CEIL, ScaleRule.EVEN)  # by number: enum ScaleRule of scale.h
@@ -182,12 +183,27 @@ def _scales_of(
     return scales if len(needed) == 2 else scales.reshape(prod(needed[:-1]), needed[-1])
 
 
-def gemm_operands(
-    op: str, a_codes: Tensor, a_scales: Tensor, b_codes: Tensor, b_scales: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    """(the four tensors, codes as contiguous matrices; whether the scales of b are those of tiles)."""
-    a = rows_of(op, "a_codes", a_codes, FP8_CODES, 1, FP8_BLOCK)
-    b = rows_of(op, "b_codes", b_codes, FP8_CODES, 1, FP8_BLOCK)
+class GemmOperands(NamedTuple):
+    """a [M, K] and b [N, K]: codes as contiguous matrices, scales as matrices of any strides."""
+
+    a: Tensor
+    a_scales: Tensor
+    b: Tensor
+    b_scales: Tensor
+    a_is_e5m2: bool
+    b_is_e5m2: bool
+    is_tiled: bool
+
+    @property
+    def rows_per_scale(self) -> int:
+        """Rows of b that share a scale."""
+        return FP8_BLOCK if self.is_tiled else 1
+
+
+def gemm_operands(op: str, a_codes: Tensor, a_scales: Tensor, b_codes: Tensor, b_scales: Tensor) -> GemmOperands:
+    """Checked; the shape of b_scales says whether they are those of tiles, the dtype of codes what they stand for."""
+    a = rows_of(op, "a_codes", a_codes, GEMM_CODES, 1, FP8_BLOCK)
+    b = rows_of(op, "b_codes", b_codes, GEMM_CODES, 1, FP8_BLOCK)
     if len(b_codes.shape) != 2:
         raise ValueError(f"{op}: b_codes has {len(b_codes.shape)} axes, needed 2")
     if b.device != a.device:
@@ -204,12 +220,13 @@ def gemm_operands(
                 f"{op}: b_scales has shape {tuple(b_scales.shape)}, needed {(n, num_blocks)} or {tiles} for codes of "
                 f"shape {tuple(b.shape)}"
             )
-        return a, a_scales, b, _scales_of(op, b_scales, FP32_SCALES, b_codes, FP8_BLOCK, "FP8_1X128", "b_"), False
-    if b_scales.dtype not in FP32_SCALES:
+        b_scales = _scales_of(op, b_scales, FP32_SCALES, b_codes, FP8_BLOCK, "FP8_1X128", "b_")
+    elif b_scales.dtype not in FP32_SCALES:
         raise TypeError(f"{op}: b_scales has dtype {b_scales.dtype}, needed {_either(FP32_SCALES)}")
-    if b_scales.device != b.device:
+    elif b_scales.device != b.device:
         raise ValueError(f"{op}: b_scales is on {b_scales.device}, needed {b.device}, where b_codes is")
-    return a, a_scales, b, b_scales, True
+    a_is_e5m2, b_is_e5m2 = (x.dtype is torch.float8_e5m2 for x in (a_codes, b_codes))
+    return GemmOperands(a, a_scales, b, b_scales, a_is_e5m2, b_is_e5m2, is_tiled)
 
 
 def check_split_k(op: str, split_k: int, num_blocks: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mxsim.kernels import build
+from mxsim.kernels.arguments import GemmOperands
 
 _PARAMS = struct.Struct("<8Q7q4iq")  # struct Params in include/mxsim/params.h
 _THREADS = 256  # of every kernel
@@ -23,7 +24,7 @@ _RAGGED_FP4_TILE_ROWS = 64
 _FP8_TO_FP4_TILE_COLS = 1024
 _BLOCK_ROWS = 128  # kBlockRows
 _MAX_GRID_Y = 32768
-_GEMM_PARAMS = struct.Struct("<5Q7q7i4x")  # struct GemmParams in src/gemm_emulated.cu
+_GEMM_PARAMS = struct.Struct("<5Q7q9i4x")  # struct GemmParams in src/gemm_emulated.cu
 _GEMM_TILE = 64  # kTile
 _MAX_FLOAT_FRACTION_BITS = 16  # 33 integers below 2**(16 + 2) sum exactly in float
 _Grid = tuple[int, int, int]
@@ -208,10 +209,7 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
 
 
 def fp8_gemm_emulated(
-    a_codes: Tensor,
-    a_scales: Tensor,
-    b_codes: Tensor,
-    b_scales: Tensor,
+    operands: GemmOperands,
     out: Tensor,
     fraction_bits: int,
     products_per_step: int,
@@ -221,22 +219,25 @@ def fp8_gemm_emulated(
     split_k: int,
 ) -> None:
     """out = a @ b.T by an accumulator of these numbers (rounding: 0 toward zero, 1 ties to even; interval 0: never)."""
-    (m, k), n, index = a_codes.shape, b_codes.shape[0], a_codes.get_device()
+    a, b = (x.clone() if x.data_ptr() % 16 else x for x in (operands.a, operands.b))  # the widest load
+    (m, k), n, index = a.shape, b.shape[0], a.get_device()
     arguments = _thread_gemm_arguments
     _GEMM_PARAMS.pack_into(
         arguments.buffer,
         0,
-        a_codes.data_ptr(),
-        b_codes.data_ptr(),
-        a_scales.data_ptr(),
-        b_scales.data_ptr(),
+        a.data_ptr(),
+        b.data_ptr(),
+        operands.a_scales.data_ptr(),
+        operands.b_scales.data_ptr(),
         out.data_ptr(),
         m,
         n,
         k,
-        *a_scales.stride(),
-        *b_scales.stride(),
-        1 if b_scales.shape[0] == n else _BLOCK_ROWS,
+        *operands.a_scales.stride(),
+        *operands.b_scales.stride(),
+        operands.rows_per_scale,
+        operands.a_is_e5m2,
+        operands.b_is_e5m2,
         out.dtype is torch.bfloat16,
         fraction_bits,
         products_per_step,

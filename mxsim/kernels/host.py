@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mxsim.kernels import build, simulated
+from mxsim.kernels.arguments import GemmOperands
 
 
 class _Pointer(ctypes.c_void_p):
@@ -50,7 +51,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types, without the last on
     ),
     "fp4_to_bf16": (_Pointer, _Pointer, *_SHAPE, _Pointer),
     "fp8_gemm_emulated": (
-        *(_Pointer, *_STRIDED, _Pointer, *_STRIDED, _Int),  # operands, rows that share a scale of b
+        *(_Pointer, *_STRIDED, _Int),  # a, whether it is E5M2
+        *(_Pointer, *_STRIDED, _Int, _Int),  # b, rows that share a scale, whether it is E5M2
         *(*_SHAPE, _Long, _Int, _Int, _Int, _Long, _Int, _Long, _Int, _Pointer),
     ),
 }
@@ -254,10 +256,7 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
 
 
 def fp8_gemm_emulated(
-    a_codes: Tensor,
-    a_scales: Tensor,
-    b_codes: Tensor,
-    b_scales: Tensor,
+    operands: GemmOperands,
     out: Tensor,
     fraction_bits: int,
     products_per_step: int,
@@ -269,13 +268,15 @@ def fp8_gemm_emulated(
     """out = a @ b.T by an accumulator of these numbers, as `arguments.accumulator_numbers` has them."""
     _call(
         "fp8_gemm_emulated",
-        a_codes,
-        *_strided(a_scales),
-        b_codes,
-        *_strided(b_scales),
-        1 if b_scales.shape[0] == b_codes.shape[0] else 128,
+        operands.a,
+        *_strided(operands.a_scales),
+        operands.a_is_e5m2,
+        operands.b,
+        *_strided(operands.b_scales),
+        operands.rows_per_scale,
+        operands.b_is_e5m2,
         *out.shape,
-        a_codes.shape[1],
+        operands.a.shape[1],
         fraction_bits,
         products_per_step,
         rounding,

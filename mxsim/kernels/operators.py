@@ -407,20 +407,20 @@ def fp8_gemm_emulated(
     out_dtype: torch.dtype,
 ) -> Tensor:
     op = "fp8_gemm_emulated"
-    a, a_scales, b, b_scales, is_tiled = gemm_operands(op, a_codes, a_scales, b_codes, b_scales)
-    depth = a.shape[1]
+    operands = gemm_operands(op, a_codes, a_scales, b_codes, b_scales)
+    (rows, depth), columns = operands.a.shape, operands.b.shape[0]
     check_split_k(op, split_k, depth // FP8_BLOCK)
     check_exact_span(op, depth, fraction_bits, rounding, promotion_interval)
     if scale_order < 0:
-        scale_order = int(is_tiled)  # Hopper's
+        scale_order = int(operands.is_tiled)  # Hopper's
     if backend is _DEVICE:
         check_cuda_accumulator(op, fraction_bits, products_per_step, rounding, scale_order)
     if backend is _HOST:
-        for name, scales in (("a_scales", a_scales), ("b_scales", b_scales)):
+        for name, scales in (("a_scales", operands.a_scales), ("b_scales", operands.b_scales)):
             check_equal_scales(op, name, scales, promotion_interval, split_k)
-    out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+    out = torch.empty((rows, columns), dtype=out_dtype, device=operands.a.device)
     numbers = (fraction_bits, products_per_step, rounding, promotion_interval, scale_order, split_k)
-    backend.fp8_gemm_emulated(a, a_scales, b, b_scales, out, *numbers)
+    backend.fp8_gemm_emulated(operands, out, *numbers)
     return out
 
 

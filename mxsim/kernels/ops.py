@@ -360,19 +360,20 @@ def fp8_gemm_emulated(
 ) -> Tensor:
     """`mxsim.blocks.fp8_gemm`: a @ b.T with the accumulator's arithmetic, every bit computed in ordinary instructions.
 
-    HOPPER is what `torch.nn.functional.scaled_mm` returns on an H200. Scales may be any float32. NaN: 0x7FFFFFFF, in
-    bfloat16 0x7FFF. With a promotion_interval above 128, scales that differ within a span are a ValueError on the CPU;
-    on CUDA the last block's scale then serves the whole span. CUDA tensors take accumulators whose terms and sum round
-    alike, up to 32 products a step: the others (EXACT, FP32_SEQUENTIAL) are a NotImplementedError there.
+    HOPPER is what `torch.nn.functional.scaled_mm` returns on an H200. The dtype of codes says what they are; uint8 is
+    E4M3. Scales may be any float32. Infinities of E5M2 add up as IEEE's do. NaN: 0x7FFFFFFF, in bfloat16 0x7FFF. With a
+    promotion_interval above 128, scales that differ within a span are a ValueError on the CPU; on CUDA the last block's
+    scale then serves the whole span. CUDA tensors take accumulators whose terms and sum round alike, up to 32 products
+    a step: the others (EXACT, FP32_SEQUENTIAL) are a NotImplementedError there.
 
     Operands of scaled_mm map so: mat_a is a_codes, mat_b is b_codes.t(); scale_a is a_scales [M, K/128], there with
     strides (1, M); scale_b of BlockWise1x128 is b_scales [N, K/128], there with strides (1, N), and of BlockWise128x128
     it is the transpose, padded: b_scales = scale_b[: K // 128].t().
 
     Args:
-        a_codes: E4M3 [..., K], K % 128 == 0; leading axes are flattened into M rows.
+        a_codes: E4M3 or E5M2 [..., K], K % 128 == 0; leading axes are flattened into M rows.
         a_scales: float32 [..., K/128], any strides.
-        b_codes: E4M3 [N, K].
+        b_codes: E4M3 or E5M2 [N, K].
         b_scales: float32 [N, K/128] for rows of 128, or [ceil(N/128), K/128] for tiles; any strides. One row of b is
             taken for the former.
         split_k: 1 to K/128.

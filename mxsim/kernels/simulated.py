@@ -1,6 +1,7 @@
 """The backend for CPU tensors where there is no C++ compiler: the functions of `host`, computed by the simulator."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from mxsim.blocks import (
     fp8_gemm,
     quantize,
 )
-from mxsim.formats import E2M1, Rounding, philox_bits, unpack
-from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS, SCALE_RULES
+from mxsim.formats import E2M1, E4M3, E5M2, Rounding, philox_bits, unpack
+from mxsim.kernels.arguments import GEMM_ROUNDINGS, PROMOTION_ORDERS, SCALE_RULES, GemmOperands
 from mxsim.kernels.layouts import round_up
 
 
@@ -159,10 +160,7 @@ def fp4_to_bf16(codes: Tensor, scales: Tensor, out: Tensor) -> None:
 
 
 def fp8_gemm_emulated(
-    a_codes: Tensor,
-    a_scales: Tensor,
-    b_codes: Tensor,
-    b_scales: Tensor,
+    operands: GemmOperands,
     out: Tensor,
     fraction_bits: int,
     products_per_step: int,
@@ -182,10 +180,11 @@ def fp8_gemm_emulated(
         promotion_interval=promotion_interval or None,
         scale_order=PROMOTION_ORDERS[scale_order],
     )
-    b_format = FP8_1X128 if b_scales.shape[0] == b_codes.shape[0] else FP8_128X128
+    a_format = replace(FP8_1X128, element=E5M2 if operands.a_is_e5m2 else E4M3)
+    b_format = replace(FP8_128X128 if operands.is_tiled else FP8_1X128, element=E5M2 if operands.b_is_e5m2 else E4M3)
     values = fp8_gemm(
-        BlockTensor(_bytes(a_codes), a_scales.numpy(), FP8_1X128),
-        BlockTensor(_bytes(b_codes), b_scales.numpy(), b_format),
+        BlockTensor(_bytes(operands.a), operands.a_scales.numpy(), a_format),
+        BlockTensor(_bytes(operands.b), operands.b_scales.numpy(), b_format),
         accumulator=accumulator,
         split_k=split_k,
     )

@@ -1,5 +1,6 @@
 """fp8_gemm_emulated on both CPU backends against the NumPy model, and the portable rule against both."""
 
+import dataclasses
 import re
 
 import ml_dtypes
@@ -11,18 +12,24 @@ pytest.importorskip("torch")
 import torch
 
 from mxsim import kernels
-from mxsim.blocks import EXACT, FP8_1X128, HOPPER, Accumulator, BlockTensor, fp8_gemm
+from mxsim.blocks import EXACT, FP8_1X128, FP32_SEQUENTIAL, HOPPER, Accumulator, BlockTensor, fp8_gemm
+from mxsim.formats import E4M3, E5M2
 from mxsim.kernels import host
 from mxsim.kernels.arguments import GEMM_ROUNDINGS
-from tests.blocks.gemm_cases import ACCUMULATORS, EVERY_CASE, LONG_SPANS, Case, case
+from tests.blocks.gemm_cases import ACCUMULATORS, E5M2_CASES, E5M2_PAIRS, EVERY_CASE, LONG_SPANS, case
 from tests.compare import assert_codes_equal
 
 BY_NAME = pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=str)
+BY_PAIR = pytest.mark.parametrize("formats", E5M2_PAIRS, ids=lambda pair: "-".join(map(str, pair)))
 OUTPUTS = {torch.float32: np.float32, torch.bfloat16: ml_dtypes.bfloat16}
 
 
 def tensors(a: BlockTensor, b: BlockTensor) -> list[torch.Tensor]:
-    return [torch.from_numpy(x) for x in (a.codes, a.scales, b.codes, b.scales)]
+    tensors = []
+    for t in (a, b):
+        codes = torch.from_numpy(t.codes)
+        tensors += [codes.view(torch.float8_e5m2) if t.format.element == E5M2 else codes, torch.from_numpy(t.scales)]
+    return tensors
 
 
 def bits_of(x) -> np.ndarray:
@@ -46,6 +53,15 @@ def test_every_case_by_rows_and_by_tiles(out_dtype):
         c = case(codes, scales, 9, 131, 256, seed=1)
         assert_as_model(*c.operands(), out_dtype=out_dtype, label=f"{codes}, {scales}")
         assert_as_model(*c.tiled(), out_dtype=out_dtype, label=f"{codes}, {scales}, tiles")
+
+
+@BY_PAIR
+@pytest.mark.usefixtures("backend")
+def test_every_case_of_E5M2(formats):
+    for codes, scales in E5M2_CASES:
+        c = case(codes, scales, 9, 131, 256, seed=11, formats=formats)
+        assert_as_model(*c.operands(), label=f"{codes}, {scales}")
+        assert_as_model(*c.tiled(), out_dtype=torch.bfloat16, label=f"{codes}, {scales}, tiles")
 
 
 @pytest.mark.usefixtures("backend")
@@ -92,19 +108,48 @@ def test_every_accumulator(accumulator):
             assert_as_model(*c.operands(), accumulator=accumulator, split_k=split_k, label=f"{codes}, {scales}")
 
 
+@BY_NAME
+@BY_PAIR
+@pytest.mark.usefixtures("host_library")
+def test_every_accumulator_with_E5M2(accumulator, formats):
+    for codes in ("wide", "random codes", "subnormal", "cancelling", "largest beside smallest", "infinities"):
+        c = case(codes, "float32 near 1", 10, 70, 256, seed=12, formats=formats)
+        assert_as_model(*c.operands(), accumulator=accumulator, split_k=2, label=codes)
+
+
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), *E5M2_PAIRS], ids=lambda pair: "-".join(map(str, pair)))
+@pytest.mark.usefixtures("host_library")
+def test_every_pair_of_codes(formats):
+    # One product of each pair of codes: alone, and beside 1 * 1 and an accumulator of -3.
+    one = [0x38 if fmt is E4M3 else 0x3C for fmt in formats]
+    operands = []
+    for codes_of_one, fmt in zip(one, formats, strict=True):
+        codes = np.zeros((512, 128), np.uint8)
+        codes[:, 32] = np.tile(np.arange(256), 2)
+        codes[256:, [0, 1, 2, 40]] = codes_of_one
+        operands.append((codes, fmt))
+    operands[0][0][256:, :3] |= 0x80
+    ones = np.ones((512, 1), np.float32)
+    a, b = (BlockTensor(codes, ones, dataclasses.replace(FP8_1X128, element=fmt)) for codes, fmt in operands)
+    for accumulator in (HOPPER, EXACT, FP32_SEQUENTIAL, Accumulator("22 bits", fraction_bits=22)):
+        assert_as_model(a, b, accumulator=accumulator)
+
+
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), *E5M2_PAIRS], ids=lambda pair: "-".join(map(str, pair)))
 @pytest.mark.parametrize("accumulator", LONG_SPANS, ids=str)
 @pytest.mark.parametrize("split_k", [1, 2])
 @pytest.mark.usefixtures("host_library")
-def test_spans_of_several_blocks(accumulator, split_k):
-    for codes in ("wide", "positive", "cancelling", "+-largest"):
-        c = case(codes, "float32 near 1", 5, 6, 640, seed=3)
-        same = Case(c.a, np.repeat(c.a_scales[:, :1], 5, 1), c.b, np.repeat(c.b_scales[:, :1], 5, 1))
+def test_spans_of_several_blocks(accumulator, split_k, formats):
+    for codes in ("wide", "positive", "cancelling", "+-largest", "infinities"):
+        c = case(codes, "float32 near 1", 5, 6, 640, seed=3, formats=formats)
+        same = c._replace(a_scales=np.repeat(c.a_scales[:, :1], 5, 1), b_scales=np.repeat(c.b_scales[:, :1], 5, 1))
         assert_as_model(*same.operands(), accumulator=accumulator, split_k=split_k, label=codes)
 
 
 @pytest.mark.usefixtures("host_library")
-def test_every_pair_of_roundings_at_every_width():
-    c = case("wide", "2**-20..2**20", 8, 40, 256, seed=4)
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), (E5M2, E5M2)], ids=["E4M3", "E5M2"])
+def test_every_pair_of_roundings_at_every_width(formats):
+    c = case("wide", "2**-20..2**20", 8, 40, 256, seed=4, formats=formats)
     for bits in range(1, 24):
         for term, total in GEMM_ROUNDINGS:
             assert_as_model(*c.operands(), accumulator=Accumulator(f"{bits} {term} {total}", 32, bits, term, total))
@@ -157,30 +202,30 @@ def test_a_thread_that_flushes_subnormals_does_not_show():
 
 # ---------------------------------------------------------------------------------------------------- the plain rule
 @pytest.mark.parametrize("fraction_bits", [-1, 1, 5, 12, 13, 14, 23])
-def test_the_portable_rule_gives_the_same_accumulators(host_library, fraction_bits):
+@pytest.mark.parametrize("formats", [(E4M3, E4M3), *E5M2_PAIRS], ids=lambda pair: "-".join(map(str, pair)))
+def test_the_portable_rule_gives_the_same_accumulators(host_library, fraction_bits, formats):
     import ctypes
 
     rule = host_library.mxsim_rule_gemm
     rule.restype = None
-    pairs, depth = 300, 128
+    pairs, depth = 120, 128
+    is_e5m2 = [ctypes.c_int(fmt is E5M2) for fmt in formats]
     for codes in ("wide", "random codes", "subnormal", "+-largest", "largest beside smallest", "cancelling", "sparse"):
-        a, b = (t.codes for t in case(codes, "1", pairs, pairs, depth, seed=8).operands())
+        a, b = case(codes, "1", pairs, pairs, depth, seed=8, formats=formats).operands()
         for rounding, (term, total) in enumerate(GEMM_ROUNDINGS):
             for step in (1, 32, 128) if rounding < 2 else (8,):
                 got = np.empty(pairs, np.uint32)
-                arrays = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, got)]
+                arrays = [ctypes.c_void_p(x.ctypes.data) for x in (a.codes, b.codes, got)]
                 sizes = ctypes.c_int64(pairs), ctypes.c_int64(depth)
-                rule(*arrays[:2], *sizes, fraction_bits, step, rounding, arrays[2])
+                rule(*arrays[:2], *is_e5m2, *sizes, fraction_bits, step, rounding, arrays[2])
                 bits = None if fraction_bits < 0 else fraction_bits
-                ones = np.ones((pairs, 1), np.float32)
-                rows = [BlockTensor(x, ones, FP8_1X128) for x in (a, b)]
                 accumulator = Accumulator("", step, bits, term, total)
-                want = np.diagonal(bits_of(kernels.fp8_gemm_emulated(*tensors(*rows), accumulator=accumulator)))
+                want = np.diagonal(bits_of(kernels.fp8_gemm_emulated(*tensors(a, b), accumulator=accumulator)))
                 assert_codes_equal(got, want, label=f"{codes}, {accumulator!r}")
 
 
 def test_every_function_of_the_host_has_its_arguments():
-    assert len(host.FUNCTIONS["fp8_gemm_emulated"]) == 20
+    assert len(host.FUNCTIONS["fp8_gemm_emulated"]) == 22
 
 
 # ----------------------------------------------------------------------------------------------------- torch and errors
@@ -201,8 +246,10 @@ NEVER = Accumulator("never", promotion_interval=None)
     "changes, keywords, error, message",
     [
         ({0: None}, {}, TypeError, "a_codes is a NoneType, needed a torch tensor"),
-        ({0: OPERANDS[0].short()}, {}, TypeError, "a_codes has dtype torch.int16, needed uint8 or float8_e4m3fn"),
-        ({2: OPERANDS[2].view(torch.float8_e5m2)}, {}, TypeError, "b_codes has dtype torch.float8_e5m2, needed"),
+        ({0: OPERANDS[0].short()}, {}, TypeError,
+         "a_codes has dtype torch.int16, needed uint8, float8_e4m3fn or float8_e5m2"),
+        ({2: OPERANDS[2].view(torch.float8_e4m3fnuz)}, {}, TypeError,
+         "b_codes has dtype torch.float8_e4m3fnuz, needed"),
         ({1: OPERANDS[1].double()}, {}, TypeError, "a_scales has dtype torch.float64, needed float32"),
         ({3: OPERANDS[3].double()}, {}, TypeError, "b_scales has dtype torch.float64, needed float32"),
         ({3: OPERANDS[3][:2].half()}, {}, TypeError, "b_scales has dtype torch.float16, needed float32"),

@@ -300,17 +300,19 @@ void mxsim_fp4_to_bf16(const uint8_t* codes, const uint8_t* scales, int64_t rows
   });
 }
 
-// The rule of NUMERICS 9: out = a @ b.T. rounding: see gemm_rule. interval 0: one span. Scales are checked by the
-// caller.
+// The rule of NUMERICS 9: out = a @ b.T, elements E4M3 or E5M2. rounding: see gemm_rule. interval 0: one span. Scales
+// are checked by the caller.
 void mxsim_fp8_gemm_emulated(const uint8_t* a, const float* a_scales, int64_t a_row_stride, int64_t a_block_stride,
-                             const uint8_t* b, const float* b_scales, int64_t b_row_stride, int64_t b_block_stride,
-                             int b_rows_per_scale, int64_t rows, int64_t cols, int64_t depth, int fraction_bits,
-                             int products_per_step, int rounding, int64_t interval, int order, int64_t split_k,
-                             int is_bf16, void* out, int num_threads) {
+                             int a_is_e5m2, const uint8_t* b, const float* b_scales, int64_t b_row_stride,
+                             int64_t b_block_stride, int b_rows_per_scale, int b_is_e5m2, int64_t rows, int64_t cols,
+                             int64_t depth, int fraction_bits, int products_per_step, int rounding, int64_t interval,
+                             int order, int64_t split_k, int is_bf16, void* out, int num_threads) {
   const Gemm gemm = {a,
                      {a_scales, a_row_stride, a_block_stride, 1},
+                     a_is_e5m2 != 0,
                      b,
                      {b_scales, b_row_stride, b_block_stride, b_rows_per_scale},
+                     b_is_e5m2 != 0,
                      rows,
                      cols,
                      depth,
@@ -378,15 +380,17 @@ void mxsim_rule_scale_exponent(const uint32_t* amax_bits, int64_t count, int sou
   for (int64_t i = 0; i < count; ++i) out[i] = of(amax_bits[i]);
 }
 
-// Accumulators as binary32 bits after a span of products_per_step at a time: count pairs of rows of depth codes.
-void mxsim_rule_gemm(const uint8_t* a, const uint8_t* b, int64_t count, int64_t depth, int fraction_bits,
-                     int products_per_step, int rounding, uint32_t* out) {
+// Accumulators as binary32 bits after a span of products_per_step at a time: count pairs of rows of depth finite codes.
+void mxsim_rule_gemm(const uint8_t* a, const uint8_t* b, int a_is_e5m2, int b_is_e5m2, int64_t count, int64_t depth,
+                     int fraction_bits, int products_per_step, int rounding, uint32_t* out) {
   const GemmRule rule = gemm_rule(fraction_bits, rounding);
+  const auto step = a_is_e5m2 ? (b_is_e5m2 ? gemm_step<E5M2, E5M2> : gemm_step<E5M2, E4M3>)
+                              : (b_is_e5m2 ? gemm_step<E4M3, E5M2> : gemm_step<E4M3, E4M3>);
   for (int64_t i = 0; i < count; ++i) {
-    int64_t c = 0;
+    Units c = 0;
     for (int64_t k = 0; k < depth; k += products_per_step) {
       const int size = int(std::min<int64_t>(products_per_step, depth - k));
-      c = gemm_step(a + i * depth + k, b + i * depth + k, size, c, rule);
+      c = step(a + i * depth + k, b + i * depth + k, size, c, rule);
     }
     out[i] = gemm_fp32_bits(c);
   }

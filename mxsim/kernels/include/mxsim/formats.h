@@ -27,7 +27,7 @@ constexpr int kMinScaleExponent = -127;
 constexpr int kMaxScaleExponent = 127;
 
 template <int kExponentBits, int kMantissaBits>
-struct IeeeFloat {  // binary16, bfloat16, binary32
+struct IeeeFloat {  // binary16, bfloat16, binary32, E5M2
   static constexpr int mantissa_bits = kMantissaBits;
   static constexpr int bias = (1 << (kExponentBits - 1)) - 1;
   static constexpr int emin = 1 - bias;
@@ -38,6 +38,8 @@ struct IeeeFloat {  // binary16, bfloat16, binary32
 using FP16 = IeeeFloat<5, 10>;
 using BF16 = IeeeFloat<8, 7>;
 using FP32 = IeeeFloat<8, 23>;
+using E5M2 = IeeeFloat<5, 2>;
+static_assert(E5M2::emin == -14 && E5M2::sign_mask == 0x80 && E5M2::inf_code == 0x7C);
 
 struct Unpacked {
   uint32_t significand;  // with the implicit bit; at most 24 bits

@@ -1,7 +1,8 @@
 // The GEMM of mxsim/gemm.h over whole matrices: kLanes columns of the output side by side, in floating point.
 //
 // Where the header shifts integers, these loops multiply by powers of two, so that every operation is exact or is one
-// of the rule's roundings: products have 8 bits, terms over q are below 2**25, accumulators have at most 53 bits.
+// of the rule's roundings: products have 8 bits, terms over q are below 2**25, accumulators have at most 53 bits, or
+// are cut into whole numbers and fractions.
 // NOTE: needs the compiler to keep IEEE arithmetic (no fast-math), and threads that do not flush subnormals (`Ieee`).
 #pragma once
 
@@ -33,8 +34,10 @@ struct GemmScales {
 struct Gemm {
   const uint8_t* a;
   GemmScales a_scales;
+  bool a_is_e5m2;
   const uint8_t* b;
   GemmScales b_scales;
+  bool b_is_e5m2;
   int64_t rows, cols, depth;  // M, N, K
   GemmRule rule;
   int products_per_step;
@@ -67,23 +70,23 @@ To bit_cast(From x) {
 }
 
 // ------------------------------------------------------------------------------------------------- the exact sum
-// Sum of d * sa * sb without rounding: a fixed-point number whose last bit is 2**-316, in two's complement.
+// Sum of d * sa * sb without rounding: a fixed-point number whose last bit is 2**-330, in two's complement.
 class ExactSum {
  public:
-  void add(int64_t units, float scale_a, float scale_b) {
+  // d: a multiple of 2**-32 of 53 bits, infinite or NaN.
+  void add(double d, float scale_a, float scale_b) {
     const double scale = double(scale_a) * scale_b;  // 48 bits: exact
-    if (!(std::abs(scale) < HUGE_VAL)) {
-      special_ += double(units) * scale;
+    if (!(std::abs(scale) < HUGE_VAL && std::abs(d) < HUGE_VAL)) {
+      special_ += d * scale;
       return;
     }
-    if (units == 0 || scale == 0) return;
-    int exponent;
-    const double fraction = std::frexp(scale, &exponent);
-    const int64_t significand = int64_t(std::ldexp(fraction, kScaleBits));
-    const int position = exponent - kScaleBits + kGemmUnitExponent - kLastBit;  // of the product's last bit
-    // NOTE: the significand of the smallest scales ends in zeros where position is negative.
-    __int128 product = __int128(units) * significand;
+    if (d == 0 || scale == 0) return;
+    int exponent, scale_exponent;
+    const double fraction = std::frexp(d, &exponent), scale_fraction = std::frexp(scale, &scale_exponent);
+    __int128 product = __int128(std::ldexp(fraction, kBits)) * int64_t(std::ldexp(scale_fraction, kScaleBits));
+    const int position = exponent - kBits + scale_exponent - kScaleBits - kLastBit;  // of the product's last bit
     const int up = max_int(position, 0);
+    // NOTE: where position is negative the product ends in so many zeros.
     if (position < 0) product >>= -position;
     const int shift = up % 64;
     const __int128 low = __int128((unsigned __int128)(product) << shift);
@@ -128,8 +131,8 @@ class ExactSum {
   }
 
  private:
-  static constexpr int kScaleBits = 48;
-  static constexpr int kLastBit = -316;
+  static constexpr int kBits = 53, kScaleBits = 48;
+  static constexpr int kLastBit = -330;
   static constexpr int kWords = 11;
 
   // x / 2**shift, ties to even.  0 < shift <= 64.
@@ -145,24 +148,36 @@ class ExactSum {
 };
 
 // ------------------------------------------------------------------------------------------------- one step
-struct E4M3Table {
-  float value[256];
+// What a code stands for, by code.
+struct ElementTable {
+  float value[256];  // 0 for what is not finite: what NaN touches is overwritten, what infinity touches is `limit`'s
   int8_t exponent[256];  // e(x); so low for a zero that no product with one is the largest
-  E4M3Table() {
-    for (uint32_t code = 0; code < 256; ++code) {
-      const uint32_t magnitude = code & E4M3::magnitude_mask;
-      const Unpacked x = unpack<E4M3>(magnitude);
-      const bool is_number = magnitude != 0 && magnitude <= E4M3::max_code;  // what NaN touches is overwritten
-      value[code] = is_number
-                        ? std::ldexp(code & E4M3::sign_mask ? -float(x.significand) : float(x.significand), x.exponent)
-                        : 0.0f;
-      exponent[code] = int8_t(is_number ? x.exponent + E4M3::mantissa_bits : -64);
-    }
-  }
+  float limit[256];      // infinity, NaN, and the sign of all else, which is all of it that counts beside them
+  bool is_nan[256], is_infinite[256];
 };
-inline const E4M3Table& e4m3_table() {
-  static const E4M3Table table;
+template <typename Format>
+ElementTable element_table(uint32_t max_code, uint32_t first_nan) {
+  ElementTable table;
+  for (uint32_t code = 0; code < 256; ++code) {
+    const uint32_t magnitude = code & Format::magnitude_mask;
+    const float sign = code & Format::sign_mask ? -1.0f : 1.0f;
+    const bool is_number = magnitude != 0 && magnitude <= max_code;
+    const Unpacked x = unpack<Format>(magnitude);
+    table.value[code] = is_number ? sign * std::ldexp(float(x.significand), x.exponent) : 0.0f;
+    table.exponent[code] = int8_t(is_number ? x.exponent + Format::mantissa_bits : -64);
+    table.is_nan[code] = magnitude >= first_nan;
+    table.is_infinite[code] = magnitude > max_code && magnitude < first_nan;
+    table.limit[code] = magnitude == 0            ? 0.0f
+                        : table.is_nan[code]      ? std::nanf("")
+                        : table.is_infinite[code] ? sign * HUGE_VALF
+                                                  : sign;
+  }
   return table;
+}
+inline const ElementTable& table_of(bool is_e5m2) {
+  static const ElementTable e4m3 = element_table<E4M3>(E4M3::max_code, kE4M3Nan);
+  static const ElementTable e5m2 = element_table<E5M2>(E5M2::inf_code - 1, E5M2::inf_code + 1);
+  return is_e5m2 ? e5m2 : e4m3;
 }
 
 // One row of a against kLanes rows of b, over the elements of at most one block.
@@ -185,11 +200,42 @@ inline void round_lanes(double* c, const GemmRule& rule) {
   }
 }
 
-// The terms are added as they are.
+// The terms are added as they are: E4M3's are multiples of 2**-18 below 2**18.
 inline void exact_step(const GemmPiece& piece, int begin, int end, const GemmRule& rule, double* c) {
   for (int k = begin; k < end; ++k) {
     for (int l = 0; l < kLanes; ++l) c[l] += double(piece.a[k] * piece.b[k][l]);
   }
+  round_lanes(c, rule);
+}
+
+// x + y to odd: the nearest double or, if that is even and not the sum, its neighbour on the other side of the sum. To
+// round it again to fewer bits is to round x + y once.
+inline double add_to_odd(double x, double y) {
+  const double sum = x + y, of_y = sum - x, lost = (x - (sum - of_y)) + (y - of_y);
+  const uint64_t bits = bit_cast<uint64_t>(sum);
+  if (lost == 0 || (bits & 1u) != 0) return sum;
+  return bit_cast<double>((lost > 0) == (sum > 0) ? bits + 1 : bits - 1);
+}
+
+// The same where a double does not hold the sum, multiples of 2**-32 below 2**49: whole numbers in c, the rest in rest.
+inline void exact_wide_step(const GemmPiece& piece, int begin, int end, const GemmRule& rule, double* c, double* rest) {
+  constexpr double kUlpOne = 3.0 * (int64_t(1) << 51);  // x + kUlpOne - kUlpOne is the nearest integer
+  for (int l = 0; l < kLanes; ++l) {
+    const double whole = c[l] + kUlpOne - kUlpOne;
+    rest[l] += c[l] - whole;
+    c[l] = whole;
+  }
+  for (int k = begin; k < end; ++k) {
+    for (int l = 0; l < kLanes; ++l) {
+      const double product = double(piece.a[k] * piece.b[k][l]);
+      const double whole = product + kUlpOne - kUlpOne;
+      c[l] += whole;
+      rest[l] += product - whole;
+    }
+  }
+  if (rule.fraction_bits < 0) return;
+  for (int l = 0; l < kLanes; ++l) c[l] = add_to_odd(c[l], rest[l]);
+  std::memset(rest, 0, kLanes * sizeof(double));
   round_lanes(c, rule);
 }
 
@@ -235,11 +281,14 @@ inline void aligned_step(const GemmPiece& piece, int begin, int end, const GemmR
   round_lanes(c, rule);
 }
 
-inline void gemm_steps(const GemmPiece& piece, int count, int products_per_step, const GemmRule& rule, double* c) {
+inline void gemm_steps(const GemmPiece& piece, int count, const Gemm& g, double* c, double* rest) {
+  const GemmRule& rule = g.rule;
   const bool exact = rule.fraction_bits < 0 || rule.term == GemmRounding::kNone;
-  for (int k = 0; k < count; k += products_per_step) {
-    const int end = std::min(k + products_per_step, count);
-    if (exact) {
+  for (int k = 0; k < count; k += g.products_per_step) {
+    const int end = std::min(k + g.products_per_step, count);
+    if (exact && (g.a_is_e5m2 || g.b_is_e5m2)) {
+      exact_wide_step(piece, k, end, rule, c, rest);
+    } else if (exact) {
       exact_step(piece, k, end, rule, c);
     } else if (rule.term == GemmRounding::kTiesToEven) {
       aligned_step<true>(piece, k, end, rule, c);
@@ -253,32 +302,92 @@ inline void gemm_steps(const GemmPiece& piece, int count, int products_per_step,
 struct GemmTile {
   GemmPiece piece;
   alignas(64) double c[kGemmRows][kLanes];
+  alignas(64) double rest[kGemmRows][kLanes];  // c + rest is the accumulator
+  alignas(64) float limit[kGemmRows][kLanes];  // what infinities make of it; else 0
   alignas(64) float part[kGemmRows][kLanes];
   alignas(64) float total[kGemmRows][kLanes];
   std::vector<ExactSum> exact;
 };
 
 // acc takes in d and starts the next span.
-inline void promote(PromotionOrder order, float scale_a, const float* scale_b, double* c, float* acc, ExactSum* exact) {
-  if (order == PromotionOrder::kAThenB) {
+inline void promote(const Gemm& g, float scale_a, const float* scale_b, int row, GemmTile& tile) {
+  double *c = tile.c[row], *rest = tile.rest[row];
+  float *acc = tile.part[row], *limit = tile.limit[row];
+  const bool is_wide = g.a_is_e5m2 || g.b_is_e5m2;
+  if (is_wide) {
+    for (int l = 0; l < kLanes; ++l) {
+      const bool is_limit = limit[l] != 0;
+      if (g.order != PromotionOrder::kExact) c[l] = add_to_odd(c[l], rest[l]);
+      c[l] = is_limit ? limit[l] : c[l];
+      rest[l] = is_limit ? 0 : rest[l];
+    }
+    std::memset(limit, 0, kLanes * sizeof(float));
+  }
+  if (g.order == PromotionOrder::kAThenB) {
     for (int l = 0; l < kLanes; ++l) {
       const float scaled = float(c[l]) * scale_a;
       acc[l] = __builtin_fmaf(scaled, scale_b[l], acc[l]);
     }
-  } else if (order == PromotionOrder::kScalesFirst) {
+  } else if (g.order == PromotionOrder::kScalesFirst) {
     for (int l = 0; l < kLanes; ++l) {
       const float scale = scale_a * scale_b[l];
       acc[l] = __builtin_fmaf(float(c[l]), scale, acc[l]);
     }
   } else {
-    for (int l = 0; l < kLanes; ++l) exact[l].add(int64_t(std::ldexp(c[l], -kGemmUnitExponent)), scale_a, scale_b[l]);
+    for (int l = 0; l < kLanes; ++l) {
+      ExactSum& exact = tile.exact[size_t(row) * kLanes + l];
+      exact.add(c[l], scale_a, scale_b[l]);
+      if (is_wide && rest[l] != 0) exact.add(rest[l], scale_a, scale_b[l]);
+    }
   }
   std::memset(c, 0, kLanes * sizeof(double));
+  if (is_wide) std::memset(rest, 0, kLanes * sizeof(double));
+}
+
+// The sums of IEEE arithmetic that are not finite, for one row of a.
+inline void add_limits(const uint8_t* a, const Gemm& g, int64_t col, int num_cols, int64_t k, int depth, float* limit) {
+  const float* of_a = table_of(g.a_is_e5m2).limit;
+  const float* of_b = table_of(g.b_is_e5m2).limit;
+  for (int l = 0; l < num_cols; ++l) {
+    const uint8_t* b = g.b + (col + l) * g.depth + k;
+    float sum = 0;
+    for (int i = 0; i < depth; ++i) sum += of_a[a[i]] * of_b[b[i]];
+    if (!(std::abs(sum) < HUGE_VALF)) limit[l] += sum;
+  }
+}
+
+// Which rows of an operand hold a NaN code or scale, and which an infinite code.
+struct GemmRows {
+  std::vector<uint8_t> has_nan, has_infinity;
+};
+inline GemmRows special_rows(const uint8_t* codes, bool is_e5m2, const GemmScales& scales, int64_t rows, int64_t depth,
+                             int num_threads) {
+  const ElementTable& table = table_of(is_e5m2);
+  GemmRows found{std::vector<uint8_t>(size_t(rows), 0), std::vector<uint8_t>(size_t(rows), 0)};
+  parallel_for(rows, depth, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      bool nan = false, infinity = false;
+      for (int64_t k = 0; k < depth; ++k) {
+        nan |= table.is_nan[codes[row * depth + k]];
+        infinity |= table.is_infinite[codes[row * depth + k]];
+      }
+      for (int64_t block = 0; block < depth / kGemmBlock; ++block) {
+        const float scale = scales(row, block);
+        nan |= scale != scale;
+      }
+      found.has_nan[size_t(row)] = nan;
+      found.has_infinity[size_t(row)] = infinity;
+    }
+  });
+  return found;
 }
 
 // tile.total for the rows from `row` on, and the columns from `col` on.
-inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int num_cols, GemmTile& tile) {
-  const E4M3Table& table = e4m3_table();
+inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int num_cols, const GemmRows& a_rows,
+                      const GemmRows& b_rows, GemmTile& tile) {
+  const ElementTable &a_table = table_of(g.a_is_e5m2), &b_table = table_of(g.b_is_e5m2);
+  bool b_has_infinity = false;
+  for (int l = 0; l < num_cols; ++l) b_has_infinity |= b_rows.has_infinity[size_t(col + l)] != 0;
   const int64_t num_blocks = g.depth / kGemmBlock;
   const int64_t part_depth = std::max<int64_t>((num_blocks + g.split_k - 1) / g.split_k, 1) * kGemmBlock;
   const int piece_depth = int(g.interval == 0 ? kGemmBlock : std::min<int64_t>(g.interval, kGemmBlock));
@@ -288,14 +397,16 @@ inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int
   for (int64_t part = 0; part < g.depth; part += part_depth) {
     const int64_t part_end = std::min(part + part_depth, g.depth);
     std::memset(tile.c, 0, sizeof(tile.c));
+    std::memset(tile.rest, 0, sizeof(tile.rest));
+    std::memset(tile.limit, 0, sizeof(tile.limit));
     std::memset(tile.part, 0, sizeof(tile.part));
     if (g.order == PromotionOrder::kExact) tile.exact.assign(size_t(kGemmRows) * kLanes, ExactSum());
     for (int64_t k = part; k < part_end; k += piece_depth) {
       for (int l = 0; l < num_cols; ++l) {
         const uint8_t* codes = g.b + (col + l) * g.depth + k;
         for (int i = 0; i < piece_depth; ++i) {
-          tile.piece.b[i][l] = table.value[codes[i]];
-          tile.piece.b_exponent[i][l] = table.exponent[codes[i]];
+          tile.piece.b[i][l] = b_table.value[codes[i]];
+          tile.piece.b_exponent[i][l] = b_table.exponent[codes[i]];
         }
       }
       // The scales of a span are those of its first block: all are equal.
@@ -307,14 +418,14 @@ inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int
       for (int r = 0; r < num_rows; ++r) {
         const uint8_t* codes = g.a + (row + r) * g.depth + k;
         for (int i = 0; i < piece_depth; ++i) {
-          tile.piece.a[i] = table.value[codes[i]];
-          tile.piece.a_exponent[i] = table.exponent[codes[i]];
+          tile.piece.a[i] = a_table.value[codes[i]];
+          tile.piece.a_exponent[i] = a_table.exponent[codes[i]];
         }
-        gemm_steps(tile.piece, piece_depth, g.products_per_step, g.rule, tile.c[r]);
-        if (is_whole_span) {
-          ExactSum* exact = g.order == PromotionOrder::kExact ? &tile.exact[size_t(r) * kLanes] : nullptr;
-          promote(g.order, g.a_scales(row + r, block), scale_b, tile.c[r], tile.part[r], exact);
+        gemm_steps(tile.piece, piece_depth, g, tile.c[r], tile.rest[r]);
+        if (b_has_infinity || a_rows.has_infinity[size_t(row + r)]) {
+          add_limits(codes, g, col, num_cols, k, piece_depth, tile.limit[r]);
         }
+        if (is_whole_span) promote(g, g.a_scales(row + r, block), scale_b, r, tile);
       }
     }
     for (int r = 0; r < num_rows; ++r) {
@@ -330,29 +441,11 @@ inline void gemm_tile(const Gemm& g, int64_t row, int num_rows, int64_t col, int
 }
 
 // ------------------------------------------------------------------------------------------------- the matrices
-// Which rows of an operand hold a NaN code or scale.
-inline std::vector<uint8_t> rows_with_nan(const uint8_t* codes, const GemmScales& scales, int64_t rows, int64_t depth,
-                                          int num_threads) {
-  std::vector<uint8_t> found(size_t(rows), 0);
-  parallel_for(rows, depth, num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      uint8_t any = 0;
-      for (int64_t k = 0; k < depth; ++k) any |= uint8_t((codes[row * depth + k] & 0x7F) == kE4M3Nan);
-      for (int64_t block = 0; block < depth / kGemmBlock; ++block) {
-        const float scale = scales(row, block);
-        any |= uint8_t(scale != scale);
-      }
-      found[size_t(row)] = any;
-    }
-  });
-  return found;
-}
-
 // store(index in the output, binary32 bits) for every element.
 template <typename Store>
 void run_gemm(const Gemm& g, int num_threads, const Store& store) {
-  const std::vector<uint8_t> a_nan = rows_with_nan(g.a, g.a_scales, g.rows, g.depth, num_threads);
-  const std::vector<uint8_t> b_nan = rows_with_nan(g.b, g.b_scales, g.cols, g.depth, num_threads);
+  const GemmRows a_rows = special_rows(g.a, g.a_is_e5m2, g.a_scales, g.rows, g.depth, num_threads);
+  const GemmRows b_rows = special_rows(g.b, g.b_is_e5m2, g.b_scales, g.cols, g.depth, num_threads);
   const int64_t col_tiles = ceil_div(g.cols, kLanes);
   const int64_t tiles = ceil_div(g.rows, kGemmRows) * col_tiles;
   const int64_t work = std::min<int64_t>(g.rows, kGemmRows) * kLanes * std::max<int64_t>(g.depth, 1) / 16;
@@ -363,12 +456,12 @@ void run_gemm(const Gemm& g, int num_threads, const Store& store) {
       const int64_t row = i / col_tiles * kGemmRows, col = i % col_tiles * kLanes;
       const int num_rows = int(std::min<int64_t>(g.rows - row, kGemmRows));
       const int num_cols = int(std::min<int64_t>(g.cols - col, kLanes));
-      gemm_tile(g, row, num_rows, col, num_cols, tile[0]);
+      gemm_tile(g, row, num_rows, col, num_cols, a_rows, b_rows, tile[0]);
       for (int r = 0; r < num_rows; ++r) {
         for (int l = 0; l < num_cols; ++l) {
           uint32_t bits = bit_cast<uint32_t>(tile[0].total[r][l]);
           const bool is_nan = (bits & FP32::magnitude_mask) > FP32::inf_code;
-          if (is_nan || a_nan[size_t(row + r)] || b_nan[size_t(col + l)]) bits = kGemmNan;
+          if (is_nan || a_rows.has_nan[size_t(row + r)] || b_rows.has_nan[size_t(col + l)]) bits = kGemmNan;
           store((row + r) * g.cols + col + l, bits);
         }
       }
