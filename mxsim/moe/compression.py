@@ -123,7 +123,7 @@ class ActivationCompression(torch.autograd.graph.saved_tensors_hooks):
         self._stored: weakref.WeakValueDictionary[tuple[Any, ...], _Stored] = weakref.WeakValueDictionary()
         self._report = CompressionReport()
 
-    def __enter__(self) -> "ActivationCompression":  # type: ignore[override]
+    def __enter__(self) -> "ActivationCompression":
         super().__enter__()
         return self
 

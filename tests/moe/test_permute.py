@@ -13,6 +13,11 @@ FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 GENERATOR = torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_whichever_tests_run():
+    GENERATOR.manual_seed(0)
+
+
 def routing(num_tokens: int, num_choices: int, num_experts: int) -> torch.Tensor:
     """Distinct experts for each token."""
     return torch.rand(num_tokens, num_experts, generator=GENERATOR).argsort(dim=1)[:, :num_choices]
