@@ -264,6 +264,7 @@ def test_cuda_gives_the_cpus_bits(dtype, num_tokens, num_choices, num_columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device():
     ids = routing(64, 8, 32).cuda()
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
