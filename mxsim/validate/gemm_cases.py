@@ -1,4 +1,4 @@
-"""Cases of the block-scaled FP8 GEMM: shapes, the codes and scales that strain its arithmetic, and what is sampled.
+"""Cases of the FP8 GEMM: shapes, the codes and scales that strain its arithmetic, and what is sampled.
 
 Operands are drawn on the device, since the largest have 10**8 codes: they follow from the case's name and the type of
 the device.
@@ -13,13 +13,16 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mxsim.blocks import HOPPER, Accumulator
+from mxsim.formats import E4M3, E5M2, FloatFormat
 from mxsim.validate.generators import Size
 
 SCALED_MM = "scaled_mm"  # the name of the op
 BLOCK = 128
 _FP8_NAN = 0x7F
 _SIGN = 0x80
-_MAX_FP8 = 448.0
+Elements = tuple[FloatFormat, FloatFormat]  # of a and b
+_DTYPE_OF = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 
 
 class GemmLayout(Enum):
@@ -27,11 +30,19 @@ class GemmLayout(Enum):
 
     ROWS = "1x128 by 1x128"
     TILES = "1x128 by 128x128"
+    TENSOR = "tensor-wise"  # all; it is 1
+
+
+class Accumulation(Enum):
+    """What torch's use_fast_accum chooses between, where there is no scale to promote for."""
+
+    PROMOTED = "promoted"
+    FAST = "fast"
 
 
 @dataclass(frozen=True)
 class Operands:
-    """uint8 codes of E4M3 and float32 scales: a [m, k], [m, k/128]; b [n, k], [n, k/128] or by tiles [n/128, k/128].
+    """uint8 codes and float32 scales: a [m, k], [m, k/128]; b [n, k], [n, k/128] or by tiles [n/128, k/128].
 
     layout says in which order scales multiply. Sampled tiles keep their layout and have a scale for every row.
     """
@@ -41,11 +52,24 @@ class Operands:
     b: Tensor
     b_scales: Tensor
     layout: GemmLayout
+    elements: Elements = (E4M3, E4M3)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order that a candidate takes them."""
-        return self.a, self.a_scales, self.b, self.b_scales
+        """In the order that `kernels.fp8_gemm_emulated` takes them; codes of E5M2 as float8_e5m2."""
+        a, b = (
+            x.view(torch.float8_e5m2) if fmt == E5M2 else x
+            for x, fmt in zip((self.a, self.b), self.elements, strict=True)
+        )
+        return a, self.a_scales, b, self.b_scales
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order that a candidate takes them; tensor-wise scales have no axes."""
+        a, a_scales, b, b_scales = self.tensors
+        if self.layout is GemmLayout.TENSOR:
+            return a, a_scales.new_ones(()), b, b_scales.new_ones(())
+        return a, a_scales, b, b_scales
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -56,7 +80,11 @@ class Operands:
         """The operands of these rows and columns of the result."""
         has_tiles = self.b_scales.shape[0] != self.b.shape[0]
         b_scales = self.b_scales[columns // BLOCK if has_tiles else columns]
-        return Operands(self.a[rows], self.a_scales[rows], self.b[columns], b_scales, self.layout)
+        return Operands(self.a[rows], self.a_scales[rows], self.b[columns], b_scales, self.layout, self.elements)
+
+    def cpu(self) -> "Operands":
+        """On the CPU."""
+        return replace(self, a=self.a.cpu(), a_scales=self.a_scales.cpu(), b=self.b.cpu(), b_scales=self.b_scales.cpu())
 
 
 class Draw:
@@ -90,69 +118,87 @@ class Draw:
 _Codes = tuple[Tensor, Tensor]
 
 
-def _encoded(x: Tensor) -> Tensor:
-    return x.clamp(-_MAX_FP8, _MAX_FP8).to(torch.float8_e4m3fn).view(torch.uint8)
+def _max_code(fmt: FloatFormat) -> int:
+    return 0x7E if fmt == E4M3 else 0x7B
+
+
+def _encoded(x: Tensor, fmt: FloatFormat) -> Tensor:
+    return x.clamp(-fmt.max_finite, fmt.max_finite).to(_DTYPE_OF[fmt]).view(torch.uint8)
 
 
 def _signed(draw: Draw, magnitudes: Tensor) -> Tensor:
     return magnitudes | draw.integers(0, 2, *magnitudes.shape, dtype=torch.uint8) << 7
 
 
-def _each(make: Callable[[Draw, int, int], Tensor]) -> Callable[[Draw, int, int, int], _Codes]:
+def _each(make: Callable[[Draw, int, int, FloatFormat], Tensor]) -> Callable[[Draw, int, int, int, Elements], _Codes]:
     """Both operands alike."""
-    return lambda draw, m, n, k: (make(draw, m, k), make(draw, n, k))
+    return lambda draw, m, n, k, elements: (make(draw, m, k, elements[0]), make(draw, n, k, elements[1]))
 
 
-def _wide(draw: Draw, rows: int, k: int) -> Tensor:
-    return _encoded(draw.normal(rows, k) * torch.exp2(draw.integers(-10, 8, rows, k).float()))
+def _wide(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    binades = (-10, 8) if fmt == E4M3 else (-18, 15)
+    return _encoded(draw.normal(rows, k) * torch.exp2(draw.integers(*binades, rows, k).float()), fmt)
 
 
-def _sparse(draw: Draw, rows: int, k: int) -> Tensor:
-    return _encoded(draw.normal(rows, k) * 50 * (draw.uniform(rows, k) < 0.02))
+def _sparse(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    return _encoded(draw.normal(rows, k) * 50 * (draw.uniform(rows, k) < 0.02), fmt)
 
 
-def _any_number(draw: Draw, rows: int, k: int) -> Tensor:
+def _any_number(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
     codes = draw.integers(0, 256, rows, k, dtype=torch.uint8)
-    return torch.where(codes & _FP8_NAN == _FP8_NAN, 0, codes)
+    return torch.where(codes & _FP8_NAN > _max_code(fmt), 0, codes)
 
 
-def _largest_beside_smallest(draw: Draw, rows: int, k: int) -> Tensor:
-    return _signed(draw, torch.where(draw.integers(0, 2, rows, k) == 0, 0x01, 0x7E).to(torch.uint8))
+def _subnormal(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    return _signed(draw, draw.integers(0, 1 << fmt.mantissa_bits, rows, k, dtype=torch.uint8))
 
 
-def _cancelling(distance: int) -> Callable[[Draw, int, int, int], _Codes]:
+def _largest(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    return _signed(draw, torch.full((rows, k), _max_code(fmt), dtype=torch.uint8, device=draw.device))
+
+
+def _largest_beside_smallest(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    return _signed(draw, torch.where(draw.integers(0, 2, rows, k) == 0, 0x01, _max_code(fmt)).to(torch.uint8))
+
+
+def _cancelling(distance: int) -> Callable[[Draw, int, int, int, Elements], _Codes]:
     """Each product meets its negative, up to a rounding or two, `distance` places later."""
 
-    def make(draw: Draw, m: int, n: int, k: int) -> _Codes:
+    def make(draw: Draw, m: int, n: int, k: int, elements: Elements) -> _Codes:
         a, b = (draw.normal(rows, k // (2 * distance), distance) * 40 for rows in (m, n))
         almost = 1 + draw.normal(*a.shape) * 0.03
         return (
-            _encoded(torch.stack([a, -a * almost], dim=2).reshape(m, k)),
-            _encoded(torch.stack([b, b], dim=2).reshape(n, k)),
+            _encoded(torch.stack([a, -a * almost], dim=2).reshape(m, k), elements[0]),
+            _encoded(torch.stack([b, b], dim=2).reshape(n, k), elements[1]),
         )
 
     return make
 
 
-def _with_nans(draw: Draw, rows: int, k: int) -> Tensor:
-    """One code of every eighth row is NaN."""
-    codes = _encoded(draw.normal(rows, k) * 40)
+def _with_specials(draw: Draw, rows: int, k: int, fmt: FloatFormat) -> Tensor:
+    """One code of every eighth row is NaN or, of E5M2, an infinity in turn; there two of every other eighth are."""
+    codes = _encoded(draw.normal(rows, k) * 40, fmt)
+    kinds = [_FP8_NAN, _FP8_NAN | _SIGN] if fmt == E4M3 else [0x7F, 0x7C, 0xFD, 0xFC]
     chosen = codes[3::8]
-    nans = torch.full((len(chosen), 1), _FP8_NAN, dtype=torch.uint8, device=draw.device)
-    nans[1::2] |= _SIGN
-    chosen.scatter_(1, draw.integers(0, k, len(chosen), 1), nans)
+    specials = torch.tensor(kinds, dtype=torch.uint8, device=draw.device).repeat(-(-max(len(chosen), 1) // len(kinds)))
+    chosen.scatter_(1, draw.integers(0, k, len(chosen), 1), specials[: len(chosen), None])
+    if fmt == E5M2:
+        codes[draw.uniform(rows, k) < 0.01] &= _SIGN  # zeros for infinities to meet
+        pairs = codes[5::8]
+        infinities = _signed(draw, torch.full((len(pairs), 2), 0x7C, dtype=torch.uint8, device=draw.device))
+        pairs.scatter_(1, draw.integers(0, k, len(pairs), 2), infinities)
     return codes
 
 
-CODES: dict[str, Callable[[Draw, int, int, int], _Codes]] = {
-    "normal": _each(lambda draw, rows, k: _encoded(draw.normal(rows, k) * 40)),
+CODES: dict[str, Callable[[Draw, int, int, int, Elements], _Codes]] = {
+    "normal": _each(lambda draw, rows, k, fmt: _encoded(draw.normal(rows, k) * 40, fmt)),
     "wide range": _each(_wide),
-    "all positive": _each(lambda draw, rows, k: _encoded(draw.uniform(rows, k) * 400)),
-    "all subnormal": _each(lambda draw, rows, k: _signed(draw, draw.integers(0, 8, rows, k, dtype=torch.uint8))),
+    "all positive": _each(lambda draw, rows, k, fmt: _encoded(draw.uniform(rows, k) * 400, fmt)),
+    "all subnormal": _each(_subnormal),
     "sparse": _each(_sparse),
     "random codes": _each(_any_number),
-    "+-448": _each(lambda draw, rows, k: _signed(draw, draw.integers(0x7E, 0x7F, rows, k, dtype=torch.uint8))),
-    "448 beside 2^-9": _each(_largest_beside_smallest),
+    "+-largest": _each(_largest),
+    "largest beside smallest": _each(_largest_beside_smallest),
     "cancelling in a step": _cancelling(1),
     "cancelling between steps": _cancelling(64),
 }
@@ -211,6 +257,8 @@ class GemmCase:
     scales: str
     most_rows: int = 1 << 30
     most_columns: int = 1 << 30
+    elements: Elements = (E4M3, E4M3)
+    accumulation: Accumulation = Accumulation.PROMOTED  # tensor-wise only
 
     op = SCALED_MM
 
@@ -223,7 +271,26 @@ class GemmCase:
     def name(self) -> str:
         """Says everything."""
         dtype = str(self.out_dtype).removeprefix("torch.")
-        return f"{self.shape}, {self.layout.value}, {dtype}, {self.codes}, scales {self.scales}"
+        return f"{self.shape}, {self.kind}, {dtype}, {self.codes}, scales {self.scales}"
+
+    @property
+    def kind(self) -> str:
+        """Layout, and elements and accumulation where they are not what block scales have."""
+        is_tensor_wise = self.layout is GemmLayout.TENSOR
+        elements = [" by ".join(map(str, self.elements))] if is_tensor_wise or self.elements != (E4M3, E4M3) else []
+        return ", ".join([self.layout.value, *elements, *([self.accumulation.value] if is_tensor_wise else [])])
+
+    @property
+    def accumulator(self) -> Accumulator:
+        """Of the model."""
+        is_fast = self.accumulation is Accumulation.FAST
+        return replace(HOPPER, name="Hopper, fast", promotion_interval=None) if is_fast else HOPPER
+
+    @property
+    def keywords(self) -> dict[str, bool]:
+        """Of the candidate."""
+        is_tensor_wise = self.layout is GemmLayout.TENSOR
+        return {"use_fast_accum": self.accumulation is Accumulation.FAST} if is_tensor_wise else {}
 
     @property
     def is_whole(self) -> bool:
@@ -233,14 +300,13 @@ class GemmCase:
     def operands(self, device: torch.device) -> Operands:
         """The same at every call."""
         draw = Draw(self.name, device)
-        if self.codes == _SPECIAL:
-            a, b = _with_nans(draw, self.m, self.k), _with_nans(draw, self.n, self.k)
-        else:
-            a, b = CODES[self.codes](draw, self.m, self.n, self.k)
+        codes = _each(_with_specials) if self.codes == _SPECIAL else CODES[self.codes]
+        a, b = codes(draw, self.m, self.n, self.k, self.elements)
         make = _special if self.scales == _SPECIAL else SCALES[self.scales]
-        scale_rows = self.n if self.layout is GemmLayout.ROWS else -(-self.n // BLOCK)
+        scale_rows = -(-self.n // BLOCK) if self.layout is GemmLayout.TILES else self.n
         blocks = self.k // BLOCK
-        return Operands(a, make(draw, self.m, blocks), b, make(draw, scale_rows, blocks), self.layout)
+        a_scales, b_scales = make(draw, self.m, blocks), make(draw, scale_rows, blocks)
+        return Operands(a, a_scales, b, b_scales, self.layout, self.elements)
 
     def sample(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """(rows, columns) to compare; None: all."""
@@ -258,6 +324,9 @@ _QUICK_LARGE = ((512, 512, 7168), (8192, 7168, 7168))
 _MOST = 2048  # rows and columns of a large case
 _MOST_ON_CPU = (16, 32)
 _DTYPES = (torch.float32, torch.bfloat16)
+_BLOCK_LAYOUTS = (GemmLayout.ROWS, GemmLayout.TILES)
+# Tensor-wise: one 128-block, which shows the instruction, and more. NumPy checks the emulation of the first of each.
+_ONE_BLOCK, _MORE_BLOCKS = ((16, 32, 128), (64, 128, 128)), ((16, 32, 256), (64, 128, 256), (128, 128, 512))
 
 
 def gemm_cases(size: Size, device_type: str) -> list[GemmCase]:
@@ -280,9 +349,31 @@ def gemm_cases(size: Size, device_type: str) -> list[GemmCase]:
     return list(cases)
 
 
+def e5m2_cases(size: Size, device_type: str) -> list[GemmCase]:
+    """E5M2 in one operand or both, block-scaled, and tensor-wise beside E4M3 alone: accumulators as they are.
+
+    Tensor-wise K above 128 is compared with fast accumulation only: its one accumulator is the instruction's.
+    """
+    num = 1 if size is Size.QUICK else 3
+    kinds = (*CODES, _SPECIAL)
+    cases = []
+    for of_a, of_b in product((E4M3, E5M2), repeat=2):
+        elements = of_a, of_b
+        if E5M2 in elements:
+            for shape, layout, dtype in product(_TINY[:num], _BLOCK_LAYOUTS, _DTYPES):
+                for i, codes in enumerate(kinds):
+                    scales = (*SCALES, _SPECIAL)[i % (len(SCALES) + 1)]
+                    cases.append(GemmCase(*shape, layout, dtype, codes, scales, elements=elements))
+        plan = [*product(_ONE_BLOCK[:num], Accumulation), *product(_MORE_BLOCKS[:num], (Accumulation.FAST,))]
+        for (shape, accumulation), dtype, codes in product(plan, _DTYPES, kinds):
+            case = GemmCase(*shape, GemmLayout.TENSOR, dtype, codes, "1", elements=elements, accumulation=accumulation)
+            cases.append(case)
+    return cases if device_type == "cuda" else [_sampled(case, *_MOST_ON_CPU) for case in cases]
+
+
 def _all_pairs(shapes: tuple[tuple[int, int, int], ...], size: Size) -> Iterator[GemmCase]:
     """Codes by scales; of the quick ones each once."""
-    for shape, layout, dtype in product(shapes, GemmLayout, _DTYPES):
+    for shape, layout, dtype in product(shapes, _BLOCK_LAYOUTS, _DTYPES):
         if size is Size.QUICK:
             yield from _each_codes((shape,), (dtype,), (layout,), tuple(SCALES))
         else:
@@ -292,7 +383,7 @@ def _all_pairs(shapes: tuple[tuple[int, int, int], ...], size: Size) -> Iterator
 def _each_codes(
     shapes: tuple[tuple[int, int, int], ...],
     dtypes: tuple[torch.dtype, ...],
-    layouts: tuple[GemmLayout, ...] = tuple(GemmLayout),
+    layouts: tuple[GemmLayout, ...] = _BLOCK_LAYOUTS,
     scales: tuple[str, ...] = ("any float32", "powers of two", "near overflow", "near underflow"),
 ) -> Iterator[GemmCase]:
     """Every kind of codes with one kind of scales, in turn; another one in the next shape or layout."""
@@ -302,7 +393,7 @@ def _each_codes(
 
 
 def _special_cases(shapes: tuple[tuple[int, int, int], ...]) -> Iterator[GemmCase]:
-    for shape, layout, dtype in product(shapes, GemmLayout, _DTYPES):
+    for shape, layout, dtype in product(shapes, _BLOCK_LAYOUTS, _DTYPES):
         yield GemmCase(*shape, layout, dtype, _SPECIAL, "1")
         yield GemmCase(*shape, layout, dtype, "normal", _SPECIAL)
         yield GemmCase(*shape, layout, dtype, _SPECIAL, _SPECIAL)

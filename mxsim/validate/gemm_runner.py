@@ -58,27 +58,36 @@ class GemmRunner:
         split_k = self._split_of(case, report)
         operands = case.operands(self._device)
         sample = case.sample(self._device)
-        copies = [x.clone() for x in operands.tensors] if case.m * case.k < 2**20 else []
+        arguments = operands.arguments
+        copies = [hopper.bits_of(x).clone() for x in arguments] if case.m * case.k < 2**20 else []
         self._synchronize()
         called = time.perf_counter()
-        out = self._gemm(*operands.tensors, case.out_dtype)
+        try:
+            out = self._gemm(*arguments, case.out_dtype, **case.keywords)
+        except hopper.GemmRefused:
+            if self._device.type == "cuda":  # the emulation is there all the same
+                self._check_emulation(case, operands, self._model(case, operands, split_k), split_k, report)
+            raise
         self._synchronize()
         returned = time.perf_counter()
         report.num_cases += 1
         report.seconds += returned - called
-        problem = self._problem(out, operands, copies, case)
+        problem = self._problem(out, arguments, copies, case)
         if problem:
             report.problems.append(CaseProblem(case.name, problem))
         else:
             if sample is not None:
                 operands, out = operands.select(*sample), out[sample[0]][:, sample[1]]
-            want = hopper.model(operands, case.out_dtype, split_k=split_k)
+            want = self._model(case, operands, split_k)
             report.num_elements += want.numel()
             if not torch.equal(hopper.bits_of(out), hopper.bits_of(want)):
                 self._add(report, case, operands, sample, out, want, split_k)
             if self._device.type == "cuda":
                 self._check_emulation(case, operands, want, split_k, report)
         report.reference_seconds += time.perf_counter() - returned + called - start
+
+    def _model(self, case: GemmCase, operands: Operands, split_k: int) -> Tensor:
+        return hopper.model(operands, case.out_dtype, accumulator=case.accumulator, split_k=split_k)
 
     def add_notes(self, report: OpReport) -> None:
         """What the report needs to be understood, once the cases are through."""
@@ -90,7 +99,7 @@ class GemmRunner:
             report.notes.append(f"kernels.fp8_gemm_emulated on the device equals {name} in {count:,} outputs")
 
     def _split_of(self, case: GemmCase, report: OpReport) -> int:
-        if not self._probes_split:
+        if not self._probes_split or case.layout is GemmLayout.TENSOR:
             return 1
         key = case.shape, case.layout, case.out_dtype
         if key not in self._splits:
@@ -112,7 +121,7 @@ class GemmRunner:
                 report.notes.append(f"{case.shape}, {case.layout.value}, {dtype}: K in {self._splits[key]} parts")
         return self._splits[key]
 
-    def _problem(self, out: Tensor, operands: Operands, copies: list[Tensor], case: GemmCase) -> str:
+    def _problem(self, out: Tensor, arguments: tuple[Tensor, ...], copies: list[Tensor], case: GemmCase) -> str:
         """What is wrong with a result as such, or nothing."""
         if not isinstance(out, Tensor):
             return f"returned a {type(out).__name__}, needed a tensor"
@@ -120,7 +129,7 @@ class GemmRunner:
             return f"has dtype {out.dtype} and shape {tuple(out.shape)}, needed {case.out_dtype} and {(case.m, case.n)}"
         if out.device.type != self._device.type:
             return f"is on {out.device}, needed {self._device}"
-        if any(not torch.equal(_integers(x), _integers(y)) for x, y in zip(operands.tensors, copies, strict=False)):
+        if any(not torch.equal(hopper.bits_of(x), copy) for x, copy in zip(arguments, copies, strict=False)):
             return "the candidate wrote to its inputs"
         return ""
 
@@ -180,11 +189,11 @@ class GemmRunner:
         found = {}
         if products <= _MAX_PRODUCTS_OF_NUMPY:
             corner = operands.select(*(torch.arange(min(n, _NUMPY_SAMPLE), device=want.device) for n in want.shape))
-            numpy = hopper.simulated(corner, case.out_dtype, split_k=split_k)
+            numpy = hopper.simulated(corner, case.out_dtype, accumulator=case.accumulator, split_k=split_k)
             found["mxsim.blocks.fp8_gemm"] = numpy, want[: numpy.shape[0], : numpy.shape[1]]
         if products <= _MAX_PRODUCTS_OF_HOST:
-            on_cpu = Operands(*(x.cpu() for x in operands.tensors), operands.layout)
-            found["the host build"] = hopper.emulated(on_cpu, case.out_dtype, split_k=split_k), want.cpu()
+            host = hopper.emulated(operands.cpu(), case.out_dtype, accumulator=case.accumulator, split_k=split_k)
+            found["the host build"] = host, want.cpu()
         for name, (other, emulated) in found.items():
             count = int((hopper.bits_of(other) != hopper.bits_of(emulated)).sum())
             self._emulation_checked[name] += other.numel() - count
@@ -200,36 +209,35 @@ class GemmRunner:
             torch.cuda.synchronize(self._device)
 
 
-def _integers(x: Tensor) -> Tensor:
-    return x.view(torch.int32) if x.dtype is torch.float32 else x
-
-
 # -------------------------------------------------------------------------------------------------------- explanations
 def _explanation(operands: Operands, out: Tensor, places: Tensor, case: GemmCase, split_k: int) -> str:
     """The one change of the model with which it gives the differing rows and columns bit for bit."""
     rows, columns = (torch.unique(x)[:_MAX_TRIED] for x in places.unbind(1))
     got = hopper.bits_of(out[rows][:, columns])
     part = operands.select(rows, columns)
-    for step, accumulator, split in _changes(part, split_k):
+    for step, accumulator, split in _changes(part, case.accumulator, split_k):
         changed = hopper.model(part, case.out_dtype, accumulator=accumulator, split_k=split)
         if torch.equal(hopper.bits_of(changed), got):
             return step
     return _UNKNOWN_STEP
 
 
-def _changes(operands: Operands, split_k: int) -> Iterator[tuple[str, Accumulator, int]]:
+def _changes(operands: Operands, base: Accumulator, split_k: int) -> Iterator[tuple[str, Accumulator, int]]:
     """(step of NUMERICS and what is changed, accumulator, split_k)"""
-    is_rows = operands.layout is GemmLayout.ROWS
-    other_order = PromotionOrder.SCALES_FIRST if is_rows else PromotionOrder.A_THEN_B
-    yield "9.3 scales in the other order", replace(HOPPER, scale_order=other_order), split_k
+    if operands.layout is not GemmLayout.TENSOR:
+        is_rows = operands.layout is GemmLayout.ROWS
+        other_order = PromotionOrder.SCALES_FIRST if is_rows else PromotionOrder.A_THEN_B
+        yield "9.3 scales in the other order", replace(base, scale_order=other_order), split_k
+    if base.promotion_interval is None:
+        yield "9.3 promotion every 128", HOPPER, split_k
     for split in splits(operands.shape[2] // 128):
         if split != split_k and split <= _MAX_TRIED_SPLIT:
-            yield f"9.5 split_k = {split}, not {split_k}", HOPPER, split
+            yield f"9.5 split_k = {split}, not {split_k}", base, split
     for bits in (12, 14):
-        yield f"9.1 {bits} fraction bits", replace(HOPPER, fraction_bits=bits), split_k
-    nearest = replace(HOPPER, term_rounding=Rounding.TIES_TO_EVEN, sum_rounding=Rounding.TIES_TO_EVEN)
+        yield f"9.1 {bits} fraction bits", replace(base, fraction_bits=bits), split_k
+    nearest = replace(base, term_rounding=Rounding.TIES_TO_EVEN, sum_rounding=Rounding.TIES_TO_EVEN)
     yield "9.1 rounding to nearest", nearest, split_k
-    yield "9.1 16 products a step", replace(HOPPER, products_per_step=16), split_k
+    yield "9.1 16 products a step", replace(base, products_per_step=16), split_k
     scales = (operands.a_scales, operands.b_scales)
-    if all(torch.equal(x, x[:, :1].expand_as(x)) for x in scales):
-        yield "9.3 no promotion", replace(HOPPER, promotion_interval=None), split_k
+    if base.promotion_interval is not None and all(torch.equal(x, x[:, :1].expand_as(x)) for x in scales):
+        yield "9.3 no promotion", replace(base, promotion_interval=None), split_k

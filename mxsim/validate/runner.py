@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from mxsim.blocks import ScaleRule
-from mxsim.formats import Rounding
+from mxsim.formats import E5M2, Rounding
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
-from mxsim.validate.gemm_cases import SCALED_MM, GemmCase, gemm_cases
+from mxsim.validate.gemm_cases import SCALED_MM, GemmCase, e5m2_cases, gemm_cases
 from mxsim.validate.gemm_runner import GemmRunner, default_gemm
 from mxsim.validate.generators import Size, cases_of
 from mxsim.validate.reference import OPS, expected
 from mxsim.validate.report import MAX_MISMATCHES_KEPT, CaseProblem, OpReport, Report
-from mxsim.validate.scaled_mm import GemmRefused, has_scaled_mm
+from mxsim.validate.scaled_mm import GemmRefused, bits_of, has_scaled_mm
 
 Candidate = Callable[..., Any]
 _KEPT_OF_CASE = 2  # mismatches of a step
@@ -53,7 +53,8 @@ def run(
         device: where the candidate's tensors lie.
         candidate: a function of the op's signature that returns tensors in (nested) tuples; None: the ops of
             `mxsim.kernels` themselves, and as scaled_mm torch's on a GPU, whose split of K is probed. A scaled_mm takes
-            (a, a_scales, b, b_scales, out_dtype), see `gemm_cases.Operands`. The candidate serves every op named.
+            (a, a_scales, b, b_scales, out_dtype), see `gemm_cases.Operands`; E5M2 and tensor-wise scales are compared
+            of None only. The candidate serves every op named.
             Keywords at their defaults are not passed unless it has none; cases with a keyword that it does not take are
             skipped, and reported as such.
         size: "full", or "quick" for a small part of it.
@@ -64,7 +65,7 @@ def run(
         ValueError: for an unknown op or size, a device that is not there, or a text that no case's name holds.
     """
     names = _checked_ops(ops)
-    plan = _Plan(_checked_device(device), _checked_size(size), with_bad_input=candidate is None, text=cases or "")
+    plan = _Plan(_checked_device(device), _checked_size(size), is_ours=candidate is None, text=cases or "")
     if ops == "all" and candidate is None and has_scaled_mm(plan.device):
         names.append(SCALED_MM)
     functions = {name: candidate if candidate is not None else _kernel(name, plan.device) for name in names}
@@ -86,7 +87,7 @@ def run_peer(
         ValueError: as `run`; for an unknown peer, one that cannot be imported, or that has none of the ops.
     """
     names = _checked_ops(ops)
-    plan = _Plan(_checked_device(device), _checked_size(size), with_bad_input=False, text=cases or "")
+    plan = _Plan(_checked_device(device), _checked_size(size), is_ours=False, text=cases or "")
     peer = peers.load(name)
     functions = {op: function for op, function in peer.candidates.items() if op in names}
     if not functions:
@@ -114,16 +115,18 @@ def default_device() -> str:
 class _Plan:
     device: torch.device
     size: Size
-    with_bad_input: bool  # also what NUMERICS 10 asks of our own ops
+    is_ours: bool  # no candidate was named: also bad input (NUMERICS 10), and E5M2 operands of scaled_mm
     text: str
 
     def cases(self, op: str) -> list[Case] | list[GemmCase]:
         if op == SCALED_MM:
-            return [case for case in gemm_cases(self.size, self.device.type) if self.text in case.name]
+            cases = gemm_cases(self.size, self.device.type)
+            cases += e5m2_cases(self.size, self.device.type) if self.is_ours else []
+            return [case for case in cases if self.text in case.name]
         return [
             case
             for case in cases_of(op, self.size, self.device.type)
-            if self.text in case.name and (self.with_bad_input or not case.bad_input)
+            if self.text in case.name and (self.is_ours or not case.bad_input)
         ]
 
 
@@ -169,7 +172,7 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
         report.skipped["the device has too little free memory"] += 1
         return
     tensors, keywords = arguments(case, inputs, device)
-    copies = [_integers(x).clone() for x in tensors] if case.repeat == 1 else []
+    copies = [bits_of(x).clone() for x in tensors] if case.repeat == 1 else []
     refused = case.bad_input and device.type == "cpu"
     leaves = [] if refused else expected(case.op, inputs, dict(case.options))
     _synchronize(device)
@@ -194,7 +197,7 @@ def _run_case(case: Case, function: Candidate, device: torch.device, report: OpR
     if error is not None:
         report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {_one_line(error)}"))
         return
-    if any(not torch.equal(_integers(x), copy) for x, copy in zip(tensors, copies, strict=False)):
+    if any(not torch.equal(bits_of(x), copy) for x, copy in zip(tensors, copies, strict=False)):
         report.problems.append(CaseProblem(case.name, "the candidate wrote to its inputs"))
     prefix_only = device.type == "cuda" and has_sizes_on_device(case)
     _add(report, case, compare(case, inputs, leaves, results, device, prefix_only=prefix_only))
@@ -206,7 +209,8 @@ def _run_gemm_case(case: GemmCase, gemm_runner: GemmRunner, device: torch.device
         gemm_runner.run_case(case, report)
     except GemmRefused as error:
         _raise_if_device_is_lost(device, error)
-        report.skipped[f"torch refuses {case.shape}, {case.layout.value}: {error}"] += 1
+        what = case.kind if E5M2 in case.elements else f"{case.shape}, {case.kind}"
+        report.skipped[f"refused by the library, {what}: {error}"] += 1
     except Exception as error:
         _raise_if_device_is_lost(device, error)
         report.problems.append(CaseProblem(case.name, f"raised {type(error).__name__}: {_one_line(error)}"))
@@ -248,10 +252,6 @@ def _fits(case: Case, inputs: Inputs, device: torch.device) -> bool:
         return True
     free, _ = torch.cuda.mem_get_info(device)
     return case.repeat * sum(array.nbytes for array in inputs.values()) * 8 < free
-
-
-def _integers(x: torch.Tensor) -> torch.Tensor:
-    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.itemsize])
 
 
 def _signature_problem(function: Candidate, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

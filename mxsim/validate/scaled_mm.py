@@ -1,4 +1,4 @@
-"""Hopper's block-scaled FP8 GEMM three times: torch's `scaled_mm`, the CUDA emulation, and the NumPy model."""
+"""Hopper's FP8 GEMM three times: torch's `scaled_mm`, the CUDA emulation, and the NumPy model."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,19 +22,19 @@ from mxsim.validate.gemm_cases import BLOCK, GemmLayout, Operands
 
 _HOPPER_CAPABILITY = (9, 0)
 _NUMPY_DTYPES = {torch.float32: np.float32, torch.bfloat16: ml_dtypes.bfloat16}
-_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _FP32_NAN, _BF16_NAN = 0x7FFFFFFF, 0x7FFF
 _ORDERS = {GemmLayout.ROWS: PromotionOrder.A_THEN_B, GemmLayout.TILES: PromotionOrder.SCALES_FIRST}
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """float32 or bfloat16 as integers."""
-    return x.contiguous().view(_BITS[x.dtype])
+    """As integers of the same size."""
+    return x.contiguous().view(_INTEGERS[x.itemsize])
 
 
 # ------------------------------------------------------------------------------------------------------------ hardware
 class GemmRefused(Exception):
-    """torch does not compute this shape, layout or output."""
+    """The library does not compute this shape, layout, output or pair of elements."""
 
 
 def has_scaled_mm(device: torch.device) -> bool:
@@ -46,36 +46,61 @@ def has_scaled_mm(device: torch.device) -> bool:
     )
 
 
-def scaled_mm(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+def scaled_mm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    use_fast_accum: bool = False,
+) -> Tensor:
     """a @ b.T by `torch.nn.functional.scaled_mm`, the scales laid out as it wants them (NUMERICS 8).
 
-    It takes m in multiples of 4 and n in multiples of 16.
+    It takes m in multiples of 4 and n in multiples of 16. Scales without axes are tensor-wise, and use_fast_accum is
+    for them; that is `torch._scaled_mm`.
 
     Raises:
         GemmRefused: with torch's words.
     """
     functional: Any = torch.nn.functional
-    recipe = functional.ScalingType
-    a_values, b_values = a.view(torch.float8_e4m3fn), b.view(torch.float8_e4m3fn).t()
-    a_laid_out = _column_major(a_scales, a_scales.shape[0])
+    a_values, b_values = _float8(a), _float8(b).t()
 
-    def call(scales: Tensor, b_recipe: Any) -> Tensor:
+    def call(function: Any, *arguments: Any, **keywords: Any) -> Tensor:
         try:
-            result: Tensor = functional.scaled_mm(
-                a_values, b_values, a_laid_out, recipe.BlockWise1x128, scales, b_recipe, output_dtype=out_dtype
-            )
+            result: Tensor = function(a_values, b_values, *arguments, **keywords)
         except (RuntimeError, ValueError) as error:
             raise GemmRefused(" ".join(str(error).split())[:200]) from error
         return result
 
+    if a_scales.dim() == 0:
+        torch_private: Any = torch
+        return call(
+            torch_private._scaled_mm,
+            scale_a=a_scales,
+            scale_b=b_scales,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+        )
+    recipe = functional.ScalingType
+    a_laid_out = _column_major(a_scales, a_scales.shape[0])
+
+    def blockwise(scales: Tensor, b_recipe: Any) -> Tensor:
+        arguments = (a_laid_out, recipe.BlockWise1x128, scales, b_recipe)
+        return call(functional.scaled_mm, *arguments, output_dtype=out_dtype)
+
     if b_scales.shape[0] != b.shape[0]:
         blocks = b_scales.shape[1]
-        return call(_column_major(b_scales.t(), -(-blocks // 4) * 4), recipe.BlockWise128x128)
+        return blockwise(_column_major(b_scales.t(), -(-blocks // 4) * 4), recipe.BlockWise128x128)
     by_row = _column_major(b_scales, b_scales.shape[0])
     try:
-        return call(by_row, recipe.BlockWise1x128)
+        return blockwise(by_row, recipe.BlockWise1x128)
     except GemmRefused:  # versions differ in which way round they want it
-        return call(by_row.t(), recipe.BlockWise1x128)
+        return blockwise(by_row.t(), recipe.BlockWise1x128)
+
+
+def _float8(codes: Tensor) -> Tensor:
+    return codes.view(torch.float8_e4m3fn) if codes.dtype is torch.uint8 else codes
 
 
 def _column_major(x: Tensor, rows: int) -> Tensor:
@@ -95,15 +120,12 @@ def emulated(
     added here: the kernel has equal ones only.
     """
     ordered = _ordered(accumulator, operands)
+    a, a_scales, b, b_scales = operands.tensors
 
     def part(start: int, stop: int) -> Tensor:
         codes, scales = slice(start * BLOCK, stop * BLOCK), slice(start, stop)
         result: Tensor = kernels.fp8_gemm_emulated(
-            operands.a[:, codes].contiguous(),
-            operands.a_scales[:, scales],
-            operands.b[:, codes].contiguous(),
-            operands.b_scales[:, scales],
-            accumulator=ordered,
+            a[:, codes], a_scales[:, scales], b[:, codes], b_scales[:, scales], accumulator=ordered
         )
         return result
 
@@ -127,11 +149,13 @@ def simulated(
     operands: Operands, out_dtype: torch.dtype, *, accumulator: Accumulator = HOPPER, split_k: int = 1
 ) -> Tensor:
     """By `mxsim.blocks.fp8_gemm`, the NumPy model; on the operands' device."""
-    a, a_scales, b, b_scales = (x.cpu().numpy() for x in operands.tensors)
-    is_tiles = b_scales.shape[0] != b.shape[0]
+    on_cpu = operands.cpu()
+    a, a_scales, b, b_scales = (x.numpy() for x in (on_cpu.a, on_cpu.a_scales, on_cpu.b, on_cpu.b_scales))
+    formats = FP8_1X128, FP8_1X128 if b_scales.shape[0] == b.shape[0] else FP8_128X128
+    a_format, b_format = (replace(f, element=e) for f, e in zip(formats, operands.elements, strict=True))
     out = fp8_gemm(
-        BlockTensor(a, a_scales, FP8_1X128),
-        BlockTensor(b, b_scales, FP8_128X128 if is_tiles else FP8_1X128),
+        BlockTensor(a, a_scales, a_format),
+        BlockTensor(b, b_scales, b_format),
         accumulator=_ordered(accumulator, operands),
         split_k=split_k,
         out=_NUMPY_DTYPES[out_dtype],
@@ -154,7 +178,20 @@ def model(operands: Operands, out_dtype: torch.dtype, *, accumulator: Accumulato
     return function(operands, out_dtype, accumulator=accumulator, split_k=split_k)
 
 
-def emulation(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+def emulation(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    use_fast_accum: bool = False,
+) -> Tensor:
     """`kernels.fp8_gemm_emulated` as a candidate."""
-    result: Tensor = kernels.fp8_gemm_emulated(a, a_scales, b, b_scales, out_dtype=out_dtype)
+    accumulator = HOPPER
+    if a_scales.dim() == 0:
+        blocks = a.shape[1] // BLOCK
+        a_scales, b_scales = a_scales.expand(a.shape[0], blocks), b_scales.expand(b.shape[0], blocks)
+        accumulator = replace(HOPPER, promotion_interval=None) if use_fast_accum else HOPPER
+    result: Tensor = kernels.fp8_gemm_emulated(a, a_scales, b, b_scales, accumulator=accumulator, out_dtype=out_dtype)
     return result

@@ -10,10 +10,19 @@ from typer.testing import CliRunner
 from mxsim import validate
 from mxsim.blocks import EXACT, HOPPER, PromotionOrder
 from mxsim.cli import app
-from mxsim.formats import Rounding
+from mxsim.formats import E4M3, E5M2, Rounding
 from mxsim.validate import runner
 from mxsim.validate import scaled_mm as hopper
-from mxsim.validate.gemm_cases import CODES, SCALES, GemmCase, GemmLayout, Operands, gemm_cases
+from mxsim.validate.gemm_cases import (
+    CODES,
+    SCALES,
+    Accumulation,
+    GemmCase,
+    GemmLayout,
+    Operands,
+    e5m2_cases,
+    gemm_cases,
+)
 from mxsim.validate.gemm_runner import GemmRunner
 from mxsim.validate.generators import Size
 from mxsim.validate.report import OpReport
@@ -21,6 +30,7 @@ from mxsim.validate.split_k import probe_operands, probe_split_k, splits
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_LAYOUTS = (GemmLayout.ROWS, GemmLayout.TILES)
 NEAREST = replace(HOPPER, term_rounding=Rounding.TIES_TO_EVEN, sum_rounding=Rounding.TIES_TO_EVEN)
 
 
@@ -89,6 +99,7 @@ def test_the_model_passes():
 def test_the_host_build_passes():
     report = validate.run("scaled_mm", "cpu", size="quick")
     assert report.ok, str(report)
+    assert report.ops[0].num_cases == len(gemm_cases(Size.QUICK, "cpu")) + len(e5m2_cases(Size.QUICK, "cpu"))
 
 
 @pytest.mark.slow
@@ -151,7 +162,7 @@ def test_results_of_another_form_are_problems():
 
 # --------------------------------------------------------------------------------------------------------------- split
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", GemmLayout)
+@pytest.mark.parametrize("layout", BLOCK_LAYOUTS)
 def test_the_split_is_found(layout, dtype):
     for blocks in (1, 2, 7, 12):
         for split_k in splits(blocks):
@@ -167,7 +178,7 @@ def test_splits_cut_in_different_ways():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", GemmLayout)
+@pytest.mark.parametrize("layout", BLOCK_LAYOUTS)
 def test_every_output_of_the_probe_tells_most_splits_apart(layout, dtype):
     for blocks in (3, 8, 56):
         operands = probe_operands(4, 16, 128 * blocks, layout, CPU)
@@ -190,7 +201,7 @@ def test_bad_probes_are_refused():
         probe_split_k(4, 16, 128, device="cpu")
 
 
-@pytest.mark.parametrize("layout", GemmLayout)
+@pytest.mark.parametrize("layout", BLOCK_LAYOUTS)
 def test_a_probed_split_is_noted_and_used(layout):
     case = GemmCase(8, 16, 512, layout, torch.float32, "normal", "any float32")
     report = OpReport("scaled_mm")
@@ -221,13 +232,17 @@ def test_unequal_parts_are_added_as_the_model_adds_them(dtype):
 # --------------------------------------------------------------------------------------------------------------- torch
 @pytest.fixture
 def torch_like(monkeypatch):
-    """torch's `scaled_mm` on the CPU: checks layouts as it documents them and computes with the model."""
+    """torch's `scaled_mm` on the CPU: checks layouts as it documents them and computes with the model.
+
+    As on an H200 it takes E5M2 tensor-wise only, and not in both operands.
+    """
     refused = []
 
     def scaled_mm(a, b, a_scales, a_recipe, b_scales, b_recipe, *, output_dtype):
         recipe = torch.nn.functional.ScalingType
         assert a_recipe == recipe.BlockWise1x128
-        assert a.dtype is b.dtype is torch.float8_e4m3fn
+        if not a.dtype is b.dtype is torch.float8_e4m3fn:
+            raise ValueError("block scales need float8_e4m3fn")
         assert a_scales.stride() == (1, a.shape[0])
         blocks = a.shape[1] // 128
         if b_recipe == recipe.BlockWise1x128:
@@ -242,7 +257,17 @@ def torch_like(monkeypatch):
             scales = b_scales[:blocks].t()
         return fake()(a.view(torch.uint8), a_scales, b.t().view(torch.uint8), scales, output_dtype)
 
+    def tensor_wise(a, b, *, scale_a, scale_b, out_dtype, use_fast_accum):
+        assert scale_a.shape == scale_b.shape == ()
+        assert (a.stride(1), b.stride(0)) == (1, 1)
+        if a.dtype is b.dtype is torch.float8_e5m2:
+            raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+        codes = (x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x for x in (a, b.t()))
+        (a_codes, b_codes) = codes
+        return hopper.emulation(a_codes, scale_a, b_codes, scale_b, out_dtype, use_fast_accum=use_fast_accum)
+
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm)
+    monkeypatch.setattr(torch, "_scaled_mm", tensor_wise)
     return refused
 
 
@@ -267,8 +292,71 @@ def test_what_torch_refuses_is_skipped_and_said(torch_like, monkeypatch):
     monkeypatch.setattr("mxsim.validate.split_k.hopper.has_scaled_mm", lambda device: True)
     (found,) = validate.run("scaled_mm", "cpu", hopper.scaled_mm, "quick", cases="4x16x128").ops
     assert found.ok
-    assert found.skipped == Counter({"torch refuses 4x16x128, 1x128 by 128x128: no tiles": 20})
+    assert found.skipped == Counter({"refused by the library, 4x16x128, 1x128 by 128x128: no tiles": 20})
     assert "scaled_mm against" in found.notes[0]
+
+
+@pytest.fixture
+def like_a_gpu(torch_like, monkeypatch):
+    """torch's scaled_mm is what is validated, where there is no device."""
+    monkeypatch.setattr(runner, "default_gemm", lambda device: hopper.scaled_mm)
+    monkeypatch.setattr("mxsim.validate.split_k.hopper.has_scaled_mm", lambda device: True)
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_E5M2_is_compared_tensor_wise_and_its_refusals_are_said():
+    (found,) = validate.run("scaled_mm", "cpu", size="quick", cases="E5M2").ops
+    assert found.ok, found.problems
+    cases = [case for case in e5m2_cases(Size.QUICK, "cpu") if E5M2 in case.elements]
+    taken = [case for case in cases if case.layout is GemmLayout.TENSOR and E4M3 in case.elements]
+    assert found.num_cases == len(taken)
+    assert sum(found.skipped.values()) == len(cases) - len(taken)
+    twice = "E5M2 by E5M2, fast: Multiplication of two Float8_e5m2 matrices is not supported"
+    assert f"refused by the library, tensor-wise, {twice}" in found.skipped
+    assert "refused by the library, 1x128 by 128x128, E4M3 by E5M2: block scales need float8_e4m3fn" in found.skipped
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize(
+    "change, step",
+    [
+        ({"fraction_bits": 14}, "9.1 14 fraction bits"),
+        ({"products_per_step": 16}, "9.1 16 products a step"),
+        ({"promotion_interval": 128}, "9.3 promotion every 128"),
+    ],
+)
+def test_another_tensor_wise_accumulator_is_named(monkeypatch, change, step):
+    def other(a, b, *, out_dtype, use_fast_accum, **scales):
+        operands = Operands(a.view(torch.uint8), ones(a), b.t().view(torch.uint8), ones(b.t()), GemmLayout.TENSOR, both)
+        changed = replace(HOPPER, **{"promotion_interval": None if use_fast_accum else 128, **change})
+        return hopper.simulated(operands, out_dtype, accumulator=changed)
+
+    def ones(x):
+        return torch.ones(x.shape[0], x.shape[1] // 128)
+
+    both = (E5M2, E4M3)
+    monkeypatch.setattr(torch, "_scaled_mm", other)
+    (found,) = validate.run("scaled_mm", "cpu", size="quick", cases="256, tensor-wise, E5M2 by E4M3, fast, float32").ops
+    assert step in found.by_step
+    assert not found.problems
+
+
+def test_E5M2_cases_cover_every_kind():
+    for size in Size:
+        for device_type in ("cpu", "cuda"):
+            cases = e5m2_cases(size, device_type)
+            assert len({case.name for case in cases} | {c.name for c in gemm_cases(size, device_type)}) == len(
+                cases
+            ) + len(gemm_cases(size, device_type))
+            tensor_wise = [case for case in cases if case.layout is GemmLayout.TENSOR]
+            kinds = {(*case.elements, case.accumulation, case.out_dtype, case.codes) for case in tensor_wise}
+            assert len(kinds) == 4 * 2 * 2 * (len(CODES) + 1)
+            assert all(case.k == 128 for case in tensor_wise if case.accumulation is Accumulation.PROMOTED)
+    special = next(c for c in e5m2_cases(Size.FULL, "cuda") if "E5M2 by E4M3, fast, float32, NaN and inf" in c.name)
+    out = hopper.emulated(special.operands(CPU), torch.float32)
+    assert out.isinf().any()
+    assert out.isnan().any()
+    assert out.isfinite().any()
 
 
 def test_the_command_has_it():
@@ -309,7 +397,7 @@ def test_it_belongs_to_all_on_a_hopper_gpu_only(monkeypatch):
 def test_the_cases_cover_every_kind(size, device_type):
     cases = gemm_cases(size, device_type)
     assert len({case.name for case in cases}) == len(cases)
-    for layout in GemmLayout:
+    for layout in BLOCK_LAYOUTS:
         for dtype in DTYPES:
             here = [case for case in cases if case.layout is layout and case.out_dtype is dtype]
             assert {case.codes for case in here} == {*CODES, "NaN and infinity"}
@@ -348,8 +436,8 @@ def test_codes_and_scales_are_what_they_are_called():
         return GemmCase(16, 16, 256, GemmLayout.ROWS, torch.float32, codes, scales).operands(CPU)
 
     assert int((operands("all subnormal", "1").a & 0x7F).max()) == 7
-    assert set((operands("+-448", "1").a & 0x7F).unique().tolist()) == {0x7E}
-    assert set((operands("448 beside 2^-9", "1").a & 0x7F).unique().tolist()) == {0x7E, 1}
+    assert set((operands("+-largest", "1").a & 0x7F).unique().tolist()) == {0x7E}
+    assert set((operands("largest beside smallest", "1").a & 0x7F).unique().tolist()) == {0x7E, 1}
     subnormal = operands("normal", "one subnormal").a_scales
     assert ((subnormal > 0) & (subnormal < 2.0**-126)).sum(dim=1).tolist() == [1] * 16
     for scales, is_there in (("near overflow", torch.isinf), ("near underflow", lambda x: x == 0)):
