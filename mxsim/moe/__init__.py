@@ -3,6 +3,7 @@
 layer = MoE(7168, 2048, num_experts=256, top_k=8, recipe=Recipe.MXFP4)
 """
 
+from mxsim.moe.compression import ActivationCompression, CompressionReport, compress_activations
 from mxsim.moe.experts import Experts
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm, GemmRecord, grouped_gemm, grouped_wgrad, record_gemms
@@ -16,6 +17,8 @@ from mxsim.moe.swiglu import swiglu, swiglu_backward
 
 __all__ = [
     "Activation",
+    "ActivationCompression",
+    "CompressionReport",
     "Compute",
     "Experts",
     "Fp4Tokens",
@@ -29,6 +32,7 @@ __all__ = [
     "Router",
     "Routing",
     "TopKRouter",
+    "compress_activations",
     "grouped_gemm",
     "grouped_wgrad",
     "permute",
