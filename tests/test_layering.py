@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "blocks": {"formats"},
     "kernels": {"formats", "blocks"},
     "validate": {"formats", "blocks", "kernels"},
-    "bench": {"formats", "blocks", "kernels", "validate"},
+    "bench": {"formats", "blocks", "kernels", "validate", "moe"},
     "analysis": {"formats", "blocks", "kernels"},
     "plotting": {"formats", "blocks", "analysis"},
     "moe": {"formats", "blocks", "kernels"},

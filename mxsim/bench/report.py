@@ -23,7 +23,7 @@ class Copy:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"bytes": 2 * self.num_bytes, **_timing_json(self.timing), "tb_per_s": _rounded(self.bytes_per_s / 1e12)}
+        return {"bytes": 2 * self.num_bytes, **timing_json(self.timing), "tb_per_s": _rounded(self.bytes_per_s / 1e12)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Measurement:
             "variant": self.case.variant,
             **_shape_json(self.case.shape),
             "bytes": self.case.num_bytes,
-            **_timing_json(self.timing),
+            **timing_json(self.timing),
             "tb_per_s": _rounded(self.bytes_per_s / 1e12),
             "of_copy": _rounded(self.of_copy),
             "elements_per_s": _rounded(self.elements_per_s),
@@ -104,7 +104,7 @@ class Comparison:
             "op": self.ours.case.op,
             **_shape_json(self.ours.case.shape),
             "bytes": self.rival_bytes,
-            **_timing_json(self.rival_timing),
+            **timing_json(self.rival_timing),
             "tb_per_s": _rounded(self.rival_bytes / self.rival_timing.us / 1e6),
             "op_us": _rounded(self.ours.timing.us),
             "ratio": _rounded(self.ratio),
@@ -199,7 +199,7 @@ def _shape_json(shape: Shape) -> dict[str, Any]:
     return {"shape": str(shape), "rows": shape.rows, "columns": shape.columns, "experts": shape.num_experts}
 
 
-def _timing_json(timing: Timing) -> dict[str, Any]:
+def timing_json(timing: Timing) -> dict[str, Any]:
     return {
         "us": _rounded(timing.us),
         "min_us": _rounded(timing.min_us),

@@ -16,11 +16,9 @@ from mxsim.bench.provenance import provenance
 from mxsim.bench.report import Comparison, Copy, Measurement, Overhead, Report
 from mxsim.bench.rivals import Rival, transpose, unfused
 from mxsim.bench.targets import OVERHEAD_US, elements_target, of_copy_target, ratio_target
-from mxsim.bench.timing import Timing, cache_bytes, copy_of, overhead_us, time_calls
+from mxsim.bench.timing import Timing, cache_bytes, calls_on_copies, overhead_us, time_calls
 
 Progress = Callable[[str, int, int], None]  # called before each step: what, how many are done, how many in all
-_CACHES_TO_PASS = 4  # memory that the calls of a sample take in turn, in last caches
-_MAX_TURNS = 32
 _OVERHEAD_SHAPE, _OVERHEAD_EXPERTS = Shape(4, 128), Shape(4, 128, 2)
 
 
@@ -59,13 +57,13 @@ def run(
         ValueError: for an unknown op, or a device that is not there.
     """
     started = time.perf_counter()
-    where, names = _checked_device(device), _checked_ops(ops)
+    where, names = checked_device(device), _checked_ops(ops)
     effort = effort or (_QUICK if quick else _FULL)
     bench = _Bench(where, effort)
     shapes = list(dict.fromkeys(shapes)) or list(QUICK_SHAPES if quick else DEFAULT_SHAPES)
     plan = {shape: cases_at(shape, names) for shape in shapes}
     overheads = [case for shape in (_OVERHEAD_SHAPE, _OVERHEAD_EXPERTS) for case in cases_at(shape, names)]
-    steps = _Steps(progress, sum(map(len, plan.values())) + 2)
+    steps = Steps(progress, sum(map(len, plan.values())) + 2)
     steps.next("copy")
     report = Report(provenance(where), bench.copy(), bench.reference.value)
     rivals = [*unfused(), transpose()]
@@ -81,7 +79,7 @@ def run(
         bench.release()
     steps.next("Python time")
     for case in overheads:
-        with _recording(report, f"Python time of {case.name}"):
+        with recording(report.problems, f"Python time of {case.name}"):
             report.overheads.append(bench.overhead(case))
     report.seconds = time.perf_counter() - started
     return report
@@ -109,7 +107,7 @@ class _Bench:
     def measure(self, case: Case, data: Data, rivals: Iterable[Rival], report: Report) -> None:
         """Time a case and what stands beside it, unless its results are wrong."""
         assert self._copy is not None
-        with _recording(report, f"{case.name} {case.shape}"):
+        with recording(report.problems, f"{case.name} {case.shape}"):
             problem = problem_with(case, data, self.device, self.reference)
             if problem:
                 report.problems.append((f"{case.name} {case.shape}", f"wrong results, not timed: {problem}"))
@@ -127,7 +125,7 @@ class _Bench:
                     try:
                         report.comparisons.append(self._compare(rival, ours, data))
                     except Exception as error:  # whatever another library or its compiler raises
-                        report.notes.append(f"{rival.name} {case.shape} failed: {_one_line(error)}")
+                        report.notes.append(f"{rival.name} {case.shape} failed: {one_line(error)}")
 
     def _compare(self, rival: Rival, ours: Measurement, data: Data) -> Comparison:
         inputs, shape = data.of(rival.reads), ours.case.shape
@@ -159,10 +157,7 @@ class _Bench:
 
     def _time(self, run: Callable[..., Any], inputs: Sequence[Tensor], num_bytes: int) -> tuple[Timing, bool]:
         """(time, whether the memory that the calls take in turn is little more than the cache)."""
-        turns = max(1, min(_MAX_TURNS, -(-_CACHES_TO_PASS * self._cache_bytes // max(1, num_bytes))))
-        sets = [tuple(inputs), *(tuple(map(copy_of, inputs)) for _ in range(turns - 1))]
-        calls = [lambda tensors=tensors: run(*tensors) for tensors in sets]
-        is_in_cache = turns * num_bytes < 2 * self._cache_bytes
+        calls, is_in_cache = calls_on_copies(run, inputs, num_bytes, self._cache_bytes)
         return time_calls(calls, self.device, self.effort.num_samples), is_in_cache
 
 
@@ -208,15 +203,16 @@ def _libraries(device: torch.device, ops: Sequence[str], report: Report) -> list
 
 
 @contextmanager
-def _recording(report: Report, case: str) -> Iterator[None]:
+def recording(problems: list[tuple[str, str]], case: str) -> Iterator[None]:
     """An op that raises is a problem of its own; the rest goes on."""
     try:
         yield
     except Exception as error:
-        report.problems.append((case, f"raised {_one_line(error)}"))
+        problems.append((case, f"raised {one_line(error)}"))
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The error's type and message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
@@ -227,7 +223,12 @@ def _checked_ops(ops: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ops)) or list(OPS)
 
 
-def _checked_device(device: str | torch.device) -> torch.device:
+def checked_device(device: str | torch.device) -> torch.device:
+    """The device, with its number.
+
+    Raises:
+        ValueError: for one that is neither the CPU nor a CUDA device that is there.
+    """
     try:
         where = torch.device(device)
     except RuntimeError:
@@ -244,13 +245,14 @@ def _checked_device(device: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-class _Steps:
+class Steps:
     """Counts steps for the progress bar."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
 
     def next(self, text: str) -> None:
+        """The next step begins."""
         if self._progress is not None:
             self._progress(text, self._done, self._total)
         self._done += 1

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _SAMPLE_US = 2000.0  # what a sample takes at least
 _MAX_CALLS = 64  # of a sample, so that the launch queue (1024) holds them
 _GRAPH_BELOW_US = 60.0
 _FIRST_WAIT_CYCLES, _MAX_WAIT_CYCLES = 1_000_000, 2_000_000_000
+_CACHES_TO_PASS = 4  # memory that calls on copies take in turn, in last caches
+_MAX_TURNS = 32
 _CPU_SECONDS = 2.0  # after which three samples suffice
 _DEFAULT_CPU_CACHE_BYTES = 32 * 2**20
 
@@ -53,7 +56,55 @@ def time_calls(calls: Sequence[Call], device: torch.device, num_samples: int) ->
 
     As many results are kept as there are calls, so that results take turns in memory, too.
     """
-    return _time_on_device(calls, device, num_samples) if device.type == "cuda" else _time_on_cpu(calls, num_samples)
+    return time_in_turn([calls], device, num_samples)[0]
+
+
+def time_in_turn(
+    works: Sequence[Sequence[Call]], device: torch.device, num_samples: int, max_wait_cycles: int | None = None
+) -> list[Timing]:
+    """`time_calls` of each work. CUDA: a sample of each in turn, so that a drift of the clock meets all alike.
+
+    max_wait_cycles: how long the device may wait for a sample to be enqueued.
+    """
+    if device.type != "cuda":
+        return [_time_on_cpu(calls, num_samples) for calls in works]
+    with torch.cuda.device(device):
+        samplers = [_Sampler(calls, max_wait_cycles) for calls in works]
+        for _ in range(num_samples):
+            for sampler in samplers:
+                sampler.take()
+        return [sampler.timing() for sampler in samplers]
+
+
+def calls_on_copies(
+    run: Callable[..., Any], inputs: Sequence[Any], num_bytes: int, cache: int
+) -> tuple[list[Call], bool]:
+    """(calls on so many copies of the inputs that caches are passed, whether their memory is little more than a cache).
+
+    Args:
+        inputs: tensors and tuples of them.
+        num_bytes: what a call reads and writes.
+        cache: size of the last cache in bytes.
+    """
+    turns = max(1, min(_MAX_TURNS, -(-_CACHES_TO_PASS * cache // max(1, num_bytes))))
+    sets = [tuple(inputs), *(tuple(map(copy_of, inputs)) for _ in range(turns - 1))]
+    return [partial(run, *tensors) for tensors in sets], turns * num_bytes < 2 * cache
+
+
+def host_and_wall_us(step: Call, device: torch.device, num_steps: int) -> tuple[float, float]:
+    """(median time until a step returns, the device having nothing queued; time of a step, one right after another)."""
+    ticks = []
+    for _ in range(num_steps):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter_ns()
+        step()
+        ticks.append(time.perf_counter_ns() - start)
+    torch.cuda.synchronize(device)
+    start = time.perf_counter_ns()
+    for _ in range(num_steps):
+        step()
+    torch.cuda.synchronize(device)
+    return statistics.median(ticks) / 1e3, (time.perf_counter_ns() - start) / num_steps / 1e3
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -78,8 +129,13 @@ def overhead_us(call: Call, device: torch.device, num_calls: int) -> float:
     return statistics.median(ticks[num_calls // 10 :]) / 1e3
 
 
-def copy_of(x: Tensor) -> Tensor:
-    """The same values and strides at another place."""
+def copy_of(x: Any) -> Any:
+    """The same values and strides at another place, of a tensor or a tuple of tensors."""
+    if isinstance(x, tuple):
+        copies = map(copy_of, x)
+        return type(x)(*copies) if hasattr(x, "_fields") else tuple(copies)
+    if not isinstance(x, Tensor):
+        return x
     copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     return copy.copy_(x)
 
@@ -88,8 +144,9 @@ def copy_of(x: Tensor) -> Tensor:
 class _Queue:
     """Samples on the current stream, its queue filled before the device begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_wait_cycles: int | None) -> None:
         self.wait_cycles = _FIRST_WAIT_CYCLES
+        self._max_wait_cycles = max_wait_cycles or _MAX_WAIT_CYCLES
         self.is_full = True
 
     def sample_us(self, launch: Call) -> float:
@@ -102,7 +159,7 @@ class _Queue:
             end.record()
             is_full = not start.query()
             torch.cuda.synchronize()
-            if is_full or self.wait_cycles >= _MAX_WAIT_CYCLES:
+            if is_full or self.wait_cycles >= self._max_wait_cycles:
                 self.is_full &= is_full
                 return 1e3 * start.elapsed_time(end)
             self.wait_cycles *= 2
@@ -122,37 +179,51 @@ class _Turns:
             self._kept[place] = self._calls[place]()
 
 
-def _time_on_device(calls: Sequence[Call], device: torch.device, num_samples: int) -> Timing:
-    with torch.cuda.device(device):
-        turns, queue = _Turns(calls), _Queue()
+class _Sampler:
+    """Samples of one call's time: its calls are warm, a sample is long enough, short calls are in a graph."""
+
+    def __init__(self, calls: Sequence[Call], max_wait_cycles: int | None) -> None:
+        turns, self.queue = _Turns(calls), _Queue(max_wait_cycles)
         turns.make(max(3, 2 * len(calls)))  # memory for the results is there from now on
         torch.cuda.synchronize()
-        round_of = len(calls) * -(-5 // len(calls))
-        estimate_us = queue.sample_us(lambda: turns.make(round_of)) / round_of
+        estimate_us = self.queue.sample_us(lambda: turns.make(len(calls))) / len(calls)
+        if estimate_us < _SAMPLE_US:  # several together: gaps between launches count less, and the queue holds them
+            round_of = len(calls) * -(-5 // len(calls))
+            estimate_us = self.queue.sample_us(lambda: turns.make(round_of)) / round_of
+        self.queue.is_full = True
         if estimate_us < _GRAPH_BELOW_US:
-            return _time_graph(calls, estimate_us, num_samples)
-        rounds = _clamped(_SAMPLE_US / (estimate_us * len(calls)), 1, _MAX_CALLS // len(calls))
-        count = rounds * len(calls)
-        samples = [queue.sample_us(lambda: turns.make(count)) / count for _ in range(num_samples)]
-        return _timing(samples, Method.QUEUE, count, queue.is_full)
+            self.method, self.queue = Method.GRAPH, _Queue(max_wait_cycles)
+            self._launch, self.count = _replays(calls, estimate_us)
+        else:
+            self.method = Method.QUEUE
+            self.count = _clamped(_SAMPLE_US / (estimate_us * len(calls)), 1, _MAX_CALLS // len(calls)) * len(calls)
+            self._launch = lambda: turns.make(self.count)
+        self._samples: list[float] = []
+
+    def take(self) -> None:
+        """One sample more."""
+        self._samples.append(self.queue.sample_us(self._launch) / self.count)
+
+    def timing(self) -> Timing:
+        """Of the samples so far."""
+        return _timing(self._samples, self.method, self.count, self.queue.is_full)
 
 
-def _time_graph(calls: Sequence[Call], estimate_us: float, num_samples: int) -> Timing:
-    """One graph with every call at least once, replayed."""
+def _replays(calls: Sequence[Call], estimate_us: float) -> tuple[Call, int]:
+    """(replays of one graph with every call at least once, how many calls they are)."""
     captured = len(calls) * -(-16 // len(calls))
-    graph, turns, queue = torch.cuda.CUDAGraph(), _Turns(calls), _Queue()
+    graph, turns = torch.cuda.CUDAGraph(), _Turns(calls)
     with torch.cuda.graph(graph):
         turns.make(captured)
     replays = _clamped(_SAMPLE_US / (estimate_us * captured), 2, 20)
 
-    def replay() -> None:
+    def replay(_kept: _Turns = turns) -> None:  # the graph writes to what they hold
         for _ in range(replays):
             graph.replay()
 
     replay()
     torch.cuda.synchronize()
-    count = captured * replays
-    return _timing([queue.sample_us(replay) / count for _ in range(num_samples)], Method.GRAPH, count, queue.is_full)
+    return replay, captured * replays
 
 
 # ----------------------------------------------------------------------------------------------------------------- CPU

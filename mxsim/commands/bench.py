@@ -17,8 +17,9 @@ from mxsim.commands.tables import Column, print_sections, print_table
 
 if TYPE_CHECKING:
     from mxsim.bench import Report
+    from mxsim.bench.moe import MoeReport
     from mxsim.bench.report import Comparison, Measurement
-    from mxsim.bench.targets import Target
+    from mxsim.bench.targets import Target, Verdict
 
 WRONG_STATUS = 1
 
@@ -74,9 +75,9 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
 
 # -------------------------------------------------------------------------------------------------------------- tables
 def _print(console: Console, report: "Report", *, on_device: bool) -> None:
-    console.print(_heading(report.provenance), style="bold", soft_wrap=True)
-    gibibytes, rate, time = report.copy.num_bytes / 2**30, report.copy.bytes_per_s, report.copy.timing.us
-    console.print(f"A copy of {gibibytes:g} GiB, read and written: {_rate(rate)}, {_time(time)}", soft_wrap=True)
+    console.print(device_line(report.provenance), style="bold", soft_wrap=True)
+    gibibytes, rate, time = report.copy.num_bytes / 2**30, rate_text(report.copy.bytes_per_s), report.copy.timing.us
+    console.print(f"A copy of {gibibytes:g} GiB, read and written: {rate}, {time_text(time)}", soft_wrap=True)
     console.print(f"Results compared first, bit by bit, with {report.checked_against}.", soft_wrap=True)
     if report.measurements:
         console.print()
@@ -100,7 +101,7 @@ def _print(console: Console, report: "Report", *, on_device: bool) -> None:
                     o.name,
                     f"{o.us:.1f}",
                     f"{o.empty_us:.1f}",
-                    *([_bounds(o.target, "{:.0f}"), _verdict(o)] if has_targets else []),
+                    *([bounds_text(o.target, "{:.0f}"), verdict_text(o)] if has_targets else []),
                 ]
                 for o in report.overheads
             ],
@@ -124,19 +125,19 @@ def _print_measurements(console: Console, measurements: Sequence["Measurement"])
     ]
 
     def cells(m: "Measurement") -> list[str]:
-        bounds = _bounds(m.target, "{:.2f}") if m.of == "of_copy" else _bounds(m.target, "{:.0f}", 1e-6)
+        bounds = bounds_text(m.target, "{:.2f}") if m.of == "of_copy" else bounds_text(m.target, "{:.0f}", 1e-6)
         timing = m.timing
         how = f"{timing.method.value}, {timing.num_samples} of {timing.calls_per_sample}"
         how += ", in cache" if m.is_in_cache else ""
         how += "" if timing.is_queue_full else ", waited for Python"
         return [
             m.case.name,
-            _time(timing.us),
+            time_text(timing.us),
             f"{m.case.num_bytes / 1e6:.1f}",
-            _rate(m.bytes_per_s),
+            rate_text(m.bytes_per_s),
             f"{m.of_copy:.3f}",
             *([f"{m.elements_per_s / 1e6:.0f}"] if per_element else []),
-            *([bounds, _verdict(m)] if has_targets else []),
+            *([bounds, verdict_text(m)] if has_targets else []),
             f"{100 * (timing.max_us - timing.min_us) / timing.us:.1f} %",
             how,
         ]
@@ -167,13 +168,13 @@ def _print_comparisons(console: Console, comparisons: Sequence["Comparison"]) ->
     for c in comparisons:
         cells = [
             c.rival,
-            _time(c.rival_timing.us),
+            time_text(c.rival_timing.us),
             f"{c.ratio:.2f}x",
-            *([_bounds(c.target, "{:.1f}x"), _verdict(c)] if has_targets else []),
-            _rate(1e6 * c.rival_bytes / c.rival_timing.us),
+            *([bounds_text(c.target, "{:.1f}x"), verdict_text(c)] if has_targets else []),
+            rate_text(1e6 * c.rival_bytes / c.rival_timing.us),
             c.note,
         ]
-        by_op.setdefault((c.ours.case.name, c.ours.case.shape, _time(c.ours.timing.us)), []).append(cells)
+        by_op.setdefault((c.ours.case.name, c.ours.case.shape, time_text(c.ours.timing.us)), []).append(cells)
     sections = []
     for (name, shape, time), rows in by_op.items():
         heading = Text(name, style="bold").append(f"  {shape.rows} x {shape.columns}, {time}", style="not bold dim")
@@ -188,14 +189,26 @@ def _print_verdicts(console: Console, report: "Report") -> None:
     verdicts = list(report.verdicts())
     console.print()
     if verdicts:
-        missed = [text for verdict, text in verdicts if verdict is Verdict.MISSED]
-        num_aims = sum(verdict is Verdict.AIM for verdict, _ in verdicts)
-        console.print(
-            f"{len(verdicts) - len(missed)} of {len(verdicts)} figures reached, {num_aims} of them with the aim.",
-            style="green" if not missed else "yellow",
-        )
-        for text in missed:
-            console.print(f"  missed: {text}", style="yellow", soft_wrap=True, markup=False)
+        print_count(console, [verdict for verdict, _ in verdicts])
+        for verdict, text in verdicts:
+            if verdict is Verdict.MISSED:
+                console.print(f"  missed: {text}", style="yellow", soft_wrap=True, markup=False)
+    print_notes(console, report)
+
+
+def print_count(console: Console, verdicts: "Sequence[Verdict]") -> None:
+    """How many figures are reached."""
+    from mxsim.bench.targets import Verdict
+
+    num_missed, num_aims = (sum(v is which for v in verdicts) for which in (Verdict.MISSED, Verdict.AIM))
+    console.print(
+        f"{len(verdicts) - num_missed} of {len(verdicts)} figures reached, {num_aims} of them with the aim.",
+        style="yellow" if num_missed else "green",
+    )
+
+
+def print_notes(console: Console, report: "Report | MoeReport") -> None:
+    """What was left out, what went wrong, and how long it took."""
     for note in report.notes:
         console.print(note, style="dim", soft_wrap=True, markup=False)
     by_message: dict[str, list[str]] = {}
@@ -207,7 +220,8 @@ def _print_verdicts(console: Console, report: "Report") -> None:
     console.print(f"{report.seconds:.0f} s", style="dim")
 
 
-def _heading(provenance: dict[str, Any]) -> str:
+def device_line(provenance: dict[str, Any]) -> str:
+    """Device and versions."""
     parts = [provenance["device"]]
     if "driver" in provenance:
         parts += [f"driver {provenance['driver']}", f"CUDA {provenance['cuda']}", f"NVRTC {provenance['nvrtc']}"]
@@ -216,17 +230,21 @@ def _heading(provenance: dict[str, Any]) -> str:
     return ", ".join([*parts, f"torch {provenance['torch']}", f"mxsim {provenance['mxsim']}"])
 
 
-def _time(us: float) -> str:
+def time_text(us: float) -> str:
+    """In microseconds or milliseconds."""
     return f"{us:.1f} us" if us < 1000 else f"{us / 1e3:.3f} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
 
 
-def _rate(bytes_per_s: float) -> str:
+def rate_text(bytes_per_s: float) -> str:
+    """In TB/s or GB/s."""
     return f"{bytes_per_s / 1e12:.3f} TB/s" if bytes_per_s >= 1e11 else f"{bytes_per_s / 1e9:.2f} GB/s"
 
 
-def _bounds(target: "Target | None", form: str, factor: float = 1.0) -> str:
+def bounds_text(target: "Target | None", form: str, factor: float = 1.0) -> str:
+    """Bound and aim, or nothing."""
     return "" if target is None else ", ".join(form.format(factor * x) for x in (target.bound, target.aim))
 
 
-def _verdict(figure: Any) -> str:
+def verdict_text(figure: Any) -> str:
+    """How a figure stands to its target, or nothing."""
     return "" if figure.verdict is None else figure.verdict.value
