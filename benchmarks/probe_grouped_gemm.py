@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from mxsim import kernels
-from mxsim.bench.provenance import provenance
 from mxsim.kernels import Fp8Cols, Fp8Tiles, RaggedFp8Rows
 from mxsim.moe import expert_gemms, triton_gemm
 from mxsim.moe.grouped_gemm import grouped_gemm, grouped_wgrad
 from mxsim.moe.groups import Groups
 from mxsim.moe.triton_gemm import Config
+from mxsim.provenance import provenance
 
 HIDDEN, EXPERT = 7168, 2048
 UP = 2 * EXPERT  # gate and up projection side by side

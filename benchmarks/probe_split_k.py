@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mxsim.bench.provenance import provenance
+from mxsim.provenance import provenance
 from mxsim.validate import GemmLayout, probe_split_k
 from mxsim.validate.scaled_mm import GemmRefused
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from mxsim.bench import peers
 from mxsim.bench.cases import DEFAULT_SHAPES, OPS, QUICK_SHAPES, Case, Data, Shape, cases_at, flat
 from mxsim.bench.check import problem_with, reference_for
-from mxsim.bench.provenance import provenance
 from mxsim.bench.report import Comparison, Copy, Measurement, Overhead, Report
 from mxsim.bench.rivals import Rival, transpose, unfused
 from mxsim.bench.targets import OVERHEAD_US, elements_target, of_copy_target, ratio_target
 from mxsim.bench.timing import Timing, cache_bytes, calls_on_copies, overhead_us, time_calls
+from mxsim.provenance import provenance
 
 Progress = Callable[[str, int, int], None]  # called before each step: what, how many are done, how many in all
 _OVERHEAD_SHAPE, _OVERHEAD_EXPERTS = Shape(4, 128), Shape(4, 128, 2)

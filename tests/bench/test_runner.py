@@ -8,14 +8,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxsim import bench, kernels  # noqa: E402
-from mxsim.bench import peers, provenance, runner  # noqa: E402
+from mxsim import (  # noqa: E402
+    bench,
+    kernels,
+    provenance,
+)
+from mxsim.bench import peers, runner  # noqa: E402
 from mxsim.bench.cases import OPS, Case, Shape, cases_at  # noqa: E402
-from mxsim.bench.provenance import sources_sha256  # noqa: E402
 from mxsim.bench.report import Comparison, Copy, Measurement, Overhead, Report  # noqa: E402
 from mxsim.bench.runner import Effort  # noqa: E402
 from mxsim.bench.targets import OVERHEAD_US, Target, Verdict  # noqa: E402
 from mxsim.bench.timing import Method, Timing  # noqa: E402
+from mxsim.provenance import sources_sha256  # noqa: E402
 
 TINY = Effort(copy_bytes=2**16, num_samples=2, num_overhead_calls=5)
 DENSE, RAGGED = Shape(128, 128), Shape(64, 128, 3)

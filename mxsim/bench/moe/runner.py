@@ -18,11 +18,11 @@ from mxsim.bench.moe.memory import measure_peak
 from mxsim.bench.moe.parts import Part, Weights, dense_parts, parts_of_layer
 from mxsim.bench.moe.report import MoeReport, PartTime, RoutingReport, Step
 from mxsim.bench.moe.workload import FULL, TINY, LayerShape, Routing, Tokens, make_tokens, make_weights
-from mxsim.bench.provenance import provenance, sources_sha256
 from mxsim.bench.runner import Progress, Steps, checked_device, one_line, recording
 from mxsim.bench.timing import Timing, cache_bytes, calls_on_copies, host_and_wall_us, time_in_turn
 from mxsim.kernels.layouts import FP8_BLOCK
 from mxsim.moe import Recipe, permute
+from mxsim.provenance import provenance, sources_sha256
 
 _RECIPES = (Recipe.BF16, Recipe.FP8, Recipe.MXFP4)
 _MAX_WAIT_CYCLES = 400_000_000  # of the device for a step to be enqueued: about 0.2 s
