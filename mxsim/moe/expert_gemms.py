@@ -30,11 +30,11 @@ def scaled_mm_rows(a: RaggedFp8Rows, b: Fp8Tiles, groups: Groups, out_dtype: tor
     """
     num_groups, num_columns, _ = b.codes.shape
     out = torch.empty((groups.num_rows + ROW_MULTIPLE - 1, num_columns), dtype=out_dtype, device=a.codes.device)
-    a = RaggedFp8Rows(_aligned(a.codes), _aligned(a.scales), a.padded_group_sizes)
+    a = RaggedFp8Rows(aligned(a.codes), aligned(a.scales), a.padded_group_sizes)
     _, tiles_n, tiles_k = b.scales.shape
     row = round_up(tiles_k, 4)
-    b_scales = _aligned(b.scales).as_strided((num_groups, row, tiles_n), (tiles_n * row, 1, row)).unbind()
-    b_codes = _aligned(b.codes).transpose(1, 2).unbind()
+    b_scales = b.scales.as_strided((num_groups, row, tiles_n), (tiles_n * row, 1, row)).unbind()
+    b_codes = aligned(b.codes).transpose(1, 2).unbind()
     for span in groups.spans(ROW_MULTIPLE):
         a_e = rows_of_expert(a, span)
         out_e = out.narrow(0, span.start, span.padded_size)
@@ -44,8 +44,8 @@ def scaled_mm_rows(a: RaggedFp8Rows, b: Fp8Tiles, groups: Groups, out_dtype: tor
 
 def scaled_mm_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
     """By `scaled_mm`, each expert into its own matrix of the result."""
-    out = _empty_wgrad(a, b, groups, out_dtype)
-    a, b = (Fp8Cols(_aligned(x.codes), _aligned(x.scales), x.padded_group_sizes) for x in (a, b))
+    out = empty_wgrad(a, b, groups, out_dtype)
+    a, b = (Fp8Cols(aligned(x.codes), aligned(x.scales), x.padded_group_sizes) for x in (a, b))
     outs = out.unbind()
     for span in groups.spans(FP8_BLOCK):
         a_e, b_e = cols_of_expert(a, span), cols_of_expert(b, span)
@@ -59,7 +59,7 @@ def scaled_mm(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, b_recipe
     function(a, b, [a_scales], [_BY_ROWS], [], [b_scales], [b_recipe], [], None, out.dtype, out=out)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """x, copied unless it begins at a multiple of 16 bytes. Every expert's part then does, too."""
     return x.clone() if x.data_ptr() % 16 else x
 
@@ -78,7 +78,7 @@ def emulated_rows(a: RaggedFp8Rows, b: Fp8Tiles, groups: Groups, out_dtype: torc
 
 def emulated_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
     """The bits of an H200, on CPU and CUDA tensors."""
-    out = _empty_wgrad(a, b, groups, out_dtype)
+    out = empty_wgrad(a, b, groups, out_dtype)
     for span in groups.spans(FP8_BLOCK):
         out[span.expert] = kernels.fp8_gemm_emulated(
             *cols_of_expert(a, span), *cols_of_expert(b, span), out_dtype=out_dtype
@@ -99,7 +99,7 @@ def dequantized_rows(a: RaggedFp8Rows, b: Fp8Tiles, groups: Groups, out_dtype: t
 
 def dequantized_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
     """FP32 products of the exact operands."""
-    out = _empty_wgrad(a, b, groups, out_dtype)
+    out = empty_wgrad(a, b, groups, out_dtype)
     for span in groups.spans(FP8_BLOCK):
         out[span.expert] = dequantize(cols_of_expert(a, span)) @ dequantize(cols_of_expert(b, span)).t()
     return out
@@ -110,7 +110,7 @@ def dequantize(x: Operand) -> Tensor:
     return (x.codes.float().unflatten(1, (-1, FP8_BLOCK)) * x.scales.unsqueeze(2)).flatten(1)
 
 
-def _empty_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
+def empty_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
     """[E, M, N], unwritten but for the experts without rows: 0."""
     shape = (groups.num_groups, a.scales.shape[1], b.scales.shape[1])
     out = torch.empty(shape, dtype=out_dtype, device=a.codes.device)

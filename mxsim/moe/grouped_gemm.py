@@ -4,8 +4,9 @@
     grouped_wgrad   g_e = a_e.T @ b_e     over the rows of the expert
 
 FP8 operands: activations and gradients in blocks of 1x128, weights in tiles of 128x128. `Gemm` chooses who computes;
-all but DEQUANTIZED give the same bits (NUMERICS 9, without its split K). Plain tensors (the BF16 recipe) have one way
-each: `torch.nn.functional.grouped_mm` for bfloat16 on CUDA, else a matmul an expert, which autograd can differentiate.
+all but DEQUANTIZED give the same bits (NUMERICS 9; only SCALED_MM may split K). Plain tensors (the BF16 recipe) have
+one way each: `torch.nn.functional.grouped_mm` for bfloat16 on CUDA, else a matmul an expert, which autograd can
+differentiate.
 
 Shapes: R rows, the sum of the groups' sizes; E experts.
 """
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mxsim.kernels import Fp8Cols, Fp8Tiles, RaggedFp8Rows
-from mxsim.moe import expert_gemms
+from mxsim.moe import cublaslt, expert_gemms
 from mxsim.moe.expert_gemms import SCALED_MM_COLUMNS
 from mxsim.moe.gemm_record import GemmRecord, record_gemms, record_rows, record_wgrad
 from mxsim.moe.groups import Groups
@@ -34,14 +35,18 @@ _SCALED_MM_ROWS = 4  # scaled_mm takes m in multiples of it
 class Gemm(StrEnum):
     """Who computes the FP8 GEMMs.
 
-    AUTO: SCALED_MM or TRITON on a device of compute capability 9.0, DEQUANTIZED on any other and on the CPU.
-    SCALED_MM: `torch.nn.functional.scaled_mm` for each expert; compute capability 9.0.
+    AUTO: on a device of compute capability 9.0 CUBLASLT for large experts and TRITON for small ones, or what there is
+        (SCALED_MM, at last DEQUANTIZED); DEQUANTIZED on any other and on the CPU.
+    CUBLASLT: the GEMM of `scaled_mm` for each expert, by cuBLASLt itself, which is called with an algorithm found
+        before; never a split K. Compute capability 9.0.
+    SCALED_MM: `torch.nn.functional.scaled_mm` for each expert, public and slow to launch; compute capability 9.0.
     TRITON: one launch for all experts; CUDA devices of compute capability 8.9 and more.
     DEQUANTIZED: exact operands in FP32, an FP32 matmul for each expert: FP32 sums where Hopper keeps 14 bits.
     HOPPER: Hopper's arithmetic in ordinary instructions (`kernels.fp8_gemm_emulated`), slow; CPU too.
     """
 
     AUTO = "auto"
+    CUBLASLT = "cublaslt"
     SCALED_MM = "scaled_mm"
     TRITON = "triton"
     DEQUANTIZED = "dequantized"
@@ -92,7 +97,9 @@ def grouped_gemm(
         return torch.zeros(shape, dtype=out_dtype, device=device)
 
     chosen = _choose(op, gemm, device, groups, fits_scaled_mm=shape[1] % SCALED_MM_COLUMNS == 0)
-    if chosen is Gemm.SCALED_MM:
+    if chosen is Gemm.CUBLASLT:
+        out = cublaslt.rows(a, b, groups, out_dtype)
+    elif chosen is Gemm.SCALED_MM:
         out = expert_gemms.scaled_mm_rows(a, b, groups, out_dtype)
     elif chosen is Gemm.TRITON:
         from mxsim.moe import triton_gemm
@@ -144,7 +151,9 @@ def grouped_wgrad(
 
     fits = m % _SCALED_MM_ROWS == 0 and n % SCALED_MM_COLUMNS == 0
     chosen = _choose(op, gemm, device, groups, fits_scaled_mm=fits)
-    if chosen is Gemm.SCALED_MM:
+    if chosen is Gemm.CUBLASLT:
+        out = cublaslt.wgrad(a, b, groups, out_dtype)
+    elif chosen is Gemm.SCALED_MM:
         out = expert_gemms.scaled_mm_wgrad(a, b, groups, out_dtype)
     elif chosen is Gemm.TRITON:
         from mxsim.moe import triton_gemm
@@ -159,8 +168,9 @@ def grouped_wgrad(
 
 
 # ------------------------------------------------------------------------------------------------------- which backend
-# NOTE: not measured yet. One launch an expert is bound by the host where experts are small.
-_SCALED_MM_MEAN_ROWS = 512
+# NOTE: to be measured. One launch an expert is bound by the host where experts are small.
+_CUBLASLT_MEAN_ROWS = 512  # of the experts that have any
+_PER_EXPERT = (Gemm.CUBLASLT, Gemm.SCALED_MM)
 
 
 def _choose(op: str, gemm: Gemm, device: torch.device, groups: Groups, *, fits_scaled_mm: bool) -> Gemm:
@@ -171,20 +181,17 @@ def _choose(op: str, gemm: Gemm, device: torch.device, groups: Groups, *, fits_s
         raise ValueError(f"{op}: gemm is {gemm!r}, needed one of {', '.join(Gemm)}") from None
     capability = _capability(device)
     if gemm is Gemm.AUTO:
+        return _fastest(groups, fits_scaled_mm) if capability == _HOPPER_CAPABILITY else Gemm.DEQUANTIZED
+    if gemm in _PER_EXPERT:
         if capability != _HOPPER_CAPABILITY:
-            return Gemm.DEQUANTIZED
-        is_large = groups.num_rows >= _SCALED_MM_MEAN_ROWS * groups.num_groups
-        if fits_scaled_mm and (is_large or not _has_triton()):
-            return Gemm.SCALED_MM
-        return Gemm.TRITON if _has_triton() else Gemm.DEQUANTIZED
-    if gemm is Gemm.SCALED_MM:
-        if capability != _HOPPER_CAPABILITY:
-            raise ValueError(f"{op}: gemm is scaled_mm, which needs a device of compute capability 9.0, not {device}")
+            raise ValueError(f"{op}: gemm is {gemm}, which needs a device of compute capability 9.0, not {device}")
         if not fits_scaled_mm:
             raise ValueError(
-                f"{op}: gemm is scaled_mm, which takes results whose columns are a multiple of {SCALED_MM_COLUMNS} "
+                f"{op}: gemm is {gemm}, which takes results whose columns are a multiple of {SCALED_MM_COLUMNS} "
                 f"(and in grouped_wgrad rows a multiple of {_SCALED_MM_ROWS})"
             )
+    if gemm is Gemm.CUBLASLT and (reason := cublaslt.unavailable()):
+        raise ValueError(f"{op}: gemm is cublaslt, but {reason}")
     if gemm is Gemm.TRITON:
         if not _has_triton():
             raise ValueError(f"{op}: gemm is triton, which is not installed; torch for CUDA brings it")
@@ -193,6 +200,17 @@ def _choose(op: str, gemm: Gemm, device: torch.device, groups: Groups, *, fits_s
                 f"{op}: gemm is triton, which needs a device of compute capability 8.9 or more, not {device}"
             )
     return gemm
+
+
+def _fastest(groups: Groups, fits_scaled_mm: bool) -> Gemm:
+    """On a device of compute capability 9.0."""
+    has_cublaslt = fits_scaled_mm and cublaslt.unavailable() is None
+    is_large = groups.num_rows >= _CUBLASLT_MEAN_ROWS * sum(size > 0 for size in groups.sizes)
+    if has_cublaslt and (is_large or not _has_triton()):
+        return Gemm.CUBLASLT
+    if _has_triton():
+        return Gemm.TRITON
+    return Gemm.SCALED_MM if fits_scaled_mm else Gemm.DEQUANTIZED
 
 
 @lru_cache

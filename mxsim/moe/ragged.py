@@ -92,7 +92,10 @@ def check_cols(op: str, name: str, a: Fp8Cols, groups: Groups) -> Fp8Cols:
 
 
 def check_tiles(op: str, b: Fp8Tiles, num_groups: int, depth: int) -> Fp8Tiles:
-    """b with E4M3 codes, contiguous, and scales whose rows lie ceil4(K/128) apart; copied only where they are not."""
+    """b with E4M3 codes, contiguous, and scales that begin at 16 bytes and whose rows lie ceil4(K/128) apart.
+
+    Copied only where they are not.
+    """
     codes = _check_codes(op, "b.codes", b.codes, 3)
     if codes.shape[0] != num_groups:
         raise ValueError(f"{op}: b.codes has {codes.shape[0]} matrices, needed {num_groups}, one for each group")
@@ -102,7 +105,7 @@ def check_tiles(op: str, b: Fp8Tiles, num_groups: int, depth: int) -> Fp8Tiles:
     _check_scales(op, "b.scales", b.scales, (num_groups, tiles_n, tiles_k), codes)
     row = round_up(tiles_k, 4)
     scales = b.scales
-    if scales.numel() and scales.stride() != (tiles_n * row, row, 1):
+    if scales.numel() and (scales.stride() != (tiles_n * row, row, 1) or scales.data_ptr() % 16):
         scales = scales.new_ones((num_groups, tiles_n, row)).narrow(2, 0, tiles_k).copy_(scales)
     return Fp8Tiles(codes, scales)
 

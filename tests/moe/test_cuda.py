@@ -11,7 +11,7 @@ from mxsim.moe import Experts, Gemm, Linear, MoE, Recipe, record_gemms  # noqa: 
 from tests.moe.test_experts import FP8_RECIPES, RECIPES, by_name, check_against_float64, check_every_gemm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-BACKENDS = [Gemm.AUTO, Gemm.SCALED_MM, Gemm.TRITON, Gemm.HOPPER, Gemm.DEQUANTIZED]
+BACKENDS = [Gemm.AUTO, Gemm.CUBLASLT, Gemm.SCALED_MM, Gemm.TRITON, Gemm.HOPPER, Gemm.DEQUANTIZED]
 
 
 def bits(x):
@@ -43,7 +43,7 @@ def run(layer, x, dy):
     return [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], dy)]
 
 
-@pytest.mark.parametrize("gemm", [Gemm.AUTO, Gemm.SCALED_MM, Gemm.TRITON])
+@pytest.mark.parametrize("gemm", [Gemm.AUTO, Gemm.CUBLASLT, Gemm.SCALED_MM, Gemm.TRITON])
 @pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
 def test_a_cpu_computes_the_bits_of_every_gemm_of_the_layer(recipe, gemm):
     """Fprop, Dgrad and Wgrad, on inputs carried over."""
@@ -54,7 +54,7 @@ def test_a_cpu_computes_the_bits_of_every_gemm_of_the_layer(recipe, gemm):
         assert torch.equal(bits(record.to("cpu").emulated()), bits(record.out.cpu())), record.kind
 
 
-@pytest.mark.parametrize("gemm", [Gemm.SCALED_MM, Gemm.TRITON])
+@pytest.mark.parametrize("gemm", [Gemm.CUBLASLT, Gemm.SCALED_MM, Gemm.TRITON])
 def test_gemms_at_deepseek_v3_sizes_have_the_bits_of_the_emulation(gemm):
     torch.manual_seed(0)
     experts = Experts(7168, 2048, 3, recipe=Recipe.MXFP4, gemm=gemm, device="cuda", dtype=torch.bfloat16)

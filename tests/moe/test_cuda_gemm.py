@@ -1,5 +1,8 @@
 """The grouped GEMMs on a GPU: every backend against Hopper's emulation on the same device, bit for bit."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +17,7 @@ pytestmark = pytest.mark.gpu
 CASES = {**SIZES, "many small": [0, 3, 128, 64, 1] * 12, "one has 2500": [2500, 0, 7]}
 BY_SIZES = pytest.mark.parametrize("sizes", CASES.values(), ids=list(CASES))
 BY_OUTPUT = pytest.mark.parametrize("out_dtype", OUTPUTS, ids=str)
+HOPPERS = [Gemm.CUBLASLT, Gemm.SCALED_MM, Gemm.TRITON]
 # Few output tiles and a long K make cuBLAS split K (NUMERICS 9.5): not with these.
 N, K = 1040, 640
 
@@ -26,7 +30,7 @@ def hopper():
 
 @BY_SIZES
 @BY_OUTPUT
-@pytest.mark.parametrize("gemm", [Gemm.SCALED_MM, Gemm.TRITON, Gemm.AUTO])
+@pytest.mark.parametrize("gemm", [*HOPPERS, Gemm.AUTO])
 def test_rows_have_the_emulations_bits(sizes, out_dtype, gemm):
     case = make(sizes, N, K, device="cuda")
     got = grouped_gemm(case.rows, case.tiles, case.groups, gemm=gemm, out_dtype=out_dtype)
@@ -36,7 +40,7 @@ def test_rows_have_the_emulations_bits(sizes, out_dtype, gemm):
 
 @BY_SIZES
 @BY_OUTPUT
-@pytest.mark.parametrize("gemm", [Gemm.SCALED_MM, Gemm.TRITON, Gemm.AUTO])
+@pytest.mark.parametrize("gemm", [*HOPPERS, Gemm.AUTO])
 def test_wgrad_has_the_emulations_bits(sizes, out_dtype, gemm):
     case = make(sizes, 288, K, device="cuda")
     got = grouped_wgrad(case.dy_cols, case.x_cols, case.groups, gemm=gemm, out_dtype=out_dtype)
@@ -44,7 +48,7 @@ def test_wgrad_has_the_emulations_bits(sizes, out_dtype, gemm):
     assert_codes_equal(bits(got), bits(want), label=gemm)
 
 
-@pytest.mark.parametrize("gemm", [Gemm.SCALED_MM, Gemm.TRITON])
+@pytest.mark.parametrize("gemm", HOPPERS)
 def test_NaN_is_Hoppers(gemm):
     case = make([70, 9], N, K, device="cuda")
     case.rows.codes.view(torch.uint8)[3, 5] = 0xFF
@@ -57,7 +61,7 @@ def test_NaN_is_Hoppers(gemm):
         assert_codes_equal(bits(got), bits(want), label=gemm)
 
 
-@pytest.mark.parametrize("gemm", [Gemm.SCALED_MM, Gemm.TRITON])
+@pytest.mark.parametrize("gemm", HOPPERS)
 def test_bits_of_the_gpu_carried_to_a_cpu(gemm):
     case = make([40, 0, 21], 272, 256, device="cuda")
     with record_gemms() as records:
@@ -95,7 +99,7 @@ def test_bfloat16_tensors_are_multiplied_expert_by_expert(sizes):
 
 def test_a_captured_graph_replays():
     case = make([130, 0, 5], N, K, device="cuda")
-    for gemm in (Gemm.SCALED_MM, Gemm.TRITON):
+    for gemm in HOPPERS:
         want = grouped_gemm(case.rows, case.tiles, case.groups, gemm=gemm)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -103,6 +107,88 @@ def test_a_captured_graph_replays():
         got.fill_(torch.nan)
         graph.replay()
         assert torch.equal(got, want)
+
+
+# ------------------------------------------------------------------------------------------------------------- cuBLASLt
+def assert_bits_of_cublaslt(case, out_dtype=torch.float32):
+    got, want = (
+        grouped_gemm(case.rows, case.tiles, case.groups, gemm=g, out_dtype=out_dtype)
+        for g in (Gemm.CUBLASLT, Gemm.HOPPER)
+    )
+    assert_codes_equal(bits(got), bits(want), label=f"rows {case.groups.sizes}")
+    got, want = (
+        grouped_wgrad(case.dy_cols, case.x_cols, case.groups, gemm=g, out_dtype=out_dtype)
+        for g in (Gemm.CUBLASLT, Gemm.HOPPER)
+    )
+    assert_codes_equal(bits(got), bits(want), label=f"wgrad {case.groups.sizes}")
+
+
+@BY_OUTPUT
+def test_cublaslt_takes_any_number_of_rows(out_dtype):
+    """Many m by the algorithm of another: every size up to 160, and some larger ones."""
+    assert_bits_of_cublaslt(make([*range(161), 1000, 1001, 1024, 2047], 288, 384, device="cuda"), out_dtype)
+
+
+def test_cublaslt_does_not_split_k():
+    """scaled_mm does at this shape (NUMERICS 9.5)."""
+    for sizes in ([256], [64], [4]):
+        case = make(sizes, 128, 7168, device="cuda")
+        got, want = (
+            grouped_gemm(case.rows, case.tiles, case.groups, gemm=g, out_dtype=torch.float32)
+            for g in (Gemm.CUBLASLT, Gemm.HOPPER)
+        )
+        assert_codes_equal(bits(got), bits(want), label=f"{sizes} x 128 x 7168")
+    case = make([7168], 128, 256, device="cuda")
+    got, want = (
+        grouped_wgrad(case.dy_cols, case.x_cols, case.groups, gemm=g, out_dtype=torch.float32)
+        for g in (Gemm.CUBLASLT, Gemm.HOPPER)
+    )
+    assert_codes_equal(bits(got), bits(want), label="wgrad 128 x 256 x 7168")
+
+
+def test_cublaslt_on_two_streams_and_threads():
+    cases = [make([300, 0, 45], N, K, seed=seed, device="cuda") for seed in range(2)]
+    wants = [grouped_gemm(c.rows, c.tiles, c.groups, gemm=Gemm.HOPPER) for c in cases]
+    torch.cuda.synchronize()
+
+    def run(case):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            got = [grouped_gemm(case.rows, case.tiles, case.groups, gemm=Gemm.CUBLASLT) for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+        return got
+
+    with ThreadPoolExecutor(2) as pool:
+        for got, want in zip(pool.map(run, cases), wants, strict=True):
+            assert all(torch.equal(x, want) for x in got)
+
+
+def test_cublaslt_on_the_device_of_its_operands():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    for device in ("cuda:1", "cuda:0"):
+        case = make([130, 0, 5], N, K, device=device)
+        got, want = (
+            grouped_gemm(case.rows, case.tiles, case.groups, gemm=g, out_dtype=torch.float32)
+            for g in (Gemm.CUBLASLT, Gemm.HOPPER)
+        )
+        assert got.device == torch.device(device)
+        assert_codes_equal(bits(got), bits(want), label=device)
+
+
+def test_cublaslt_launches_faster_than_scaled_mm():
+    """What it is for: no search for an algorithm at every call."""
+    case = make([8] * 64, 1040, 640, device="cuda")
+
+    def host_seconds(gemm):
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            grouped_gemm(case.rows, case.tiles, case.groups, gemm=gemm)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert host_seconds(Gemm.CUBLASLT) < host_seconds(Gemm.SCALED_MM) / 2
 
 
 def test_ends_are_on_the_device_without_waiting():

@@ -9,9 +9,10 @@ torch = pytest.importorskip("torch")
 
 from mxsim import kernels  # noqa: E402
 from mxsim.kernels import Fp8Cols, Fp8Tiles, RaggedFp8Rows  # noqa: E402
-from mxsim.moe import expert_gemms  # noqa: E402
+from mxsim.moe import cublaslt, expert_gemms  # noqa: E402
 from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad, record_gemms  # noqa: E402
 from mxsim.moe.groups import Groups  # noqa: E402
+from mxsim.moe.ragged import check_tiles  # noqa: E402
 from tests.compare import assert_codes_equal  # noqa: E402
 from tests.moe.gemm_cases import (  # noqa: E402
     OUTPUTS,
@@ -135,10 +136,12 @@ def test_operands_that_begin_anywhere_are_aligned(scaled_mm):
         buffer[1:] = x.contiguous().view(-1)
         return buffer[1:].view(x.shape)
 
-    case = make([5, 3], 32, 512)
+    case = make([5, 3], 32, 384)
     rows = RaggedFp8Rows(shifted(case.rows.codes), shifted(case.rows.scales), case.rows.padded_group_sizes)
-    tiles = Fp8Tiles(shifted(case.tiles.codes), shifted(case.tiles.scales))
+    wide = shifted(torch.nn.functional.pad(case.tiles.scales, (0, 1)))  # rows of 4 scales, where 3 count
+    tiles = check_tiles("op", Fp8Tiles(shifted(case.tiles.codes), wide[..., :3]), 2, 384)
     assert rows.codes.data_ptr() % 16 == 1
+    assert wide.data_ptr() % 16 == 4
     got = expert_gemms.scaled_mm_rows(rows, tiles, case.groups, torch.bfloat16)
     assert_rows_as_model(got, case, torch.bfloat16)
 
@@ -244,19 +247,22 @@ def test_no_rows(gemm, sizes):
 
 # ---------------------------------------------------------------------------------------------------------------- AUTO
 @pytest.mark.parametrize(
-    "sizes, fits, triton, want",
+    "sizes, fits, cublas, triton, want",
     [
-        ([512, 512], True, True, Gemm.SCALED_MM),
-        ([0, 1024], True, True, Gemm.SCALED_MM),
-        ([511, 512], True, True, Gemm.TRITON),
-        ([1, 2], True, False, Gemm.SCALED_MM),
-        ([1024, 1024], False, True, Gemm.TRITON),
-        ([1024, 1024], False, False, Gemm.DEQUANTIZED),
+        ([512, 512], True, True, True, Gemm.CUBLASLT),
+        ([0, 512, 0], True, True, True, Gemm.CUBLASLT),
+        ([511, 512], True, True, True, Gemm.TRITON),
+        ([1, 2], True, True, False, Gemm.CUBLASLT),
+        ([1024, 1024], True, False, True, Gemm.TRITON),
+        ([1024, 1024], True, False, False, Gemm.SCALED_MM),
+        ([1024, 1024], False, True, True, Gemm.TRITON),
+        ([1024, 1024], False, True, False, Gemm.DEQUANTIZED),
     ],
 )
-def test_auto_on_hopper(monkeypatch, sizes, fits, triton, want):
+def test_auto_on_hopper(monkeypatch, sizes, fits, cublas, triton, want):
     monkeypatch.setattr(MODULE, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(MODULE, "_has_triton", lambda: triton)
+    monkeypatch.setattr(cublaslt, "unavailable", lambda: None if cublas else "it is too old")
     groups = Groups(tuple(sizes), torch.device("cpu"))
     assert MODULE._choose("op", Gemm.AUTO, torch.device("cuda"), groups, fits_scaled_mm=fits) is want
 
@@ -267,9 +273,10 @@ def test_backends_that_cannot_are_refused(monkeypatch):
         lambda gemm: grouped_gemm(case.rows, case.tiles, case.groups, gemm=gemm),
         lambda gemm: grouped_wgrad(case.dy_cols, case.x_cols, case.groups, gemm=gemm),
     ):
-        with pytest.raises(ValueError, match=r"grouped_\w+: gemm is scaled_mm, which needs .* 9\.0, not cpu"):
-            call(Gemm.SCALED_MM)
-        with pytest.raises(ValueError, match=r"gemm is 'cublas', needed one of auto, scaled_mm, "):
+        for gemm in (Gemm.CUBLASLT, Gemm.SCALED_MM):
+            with pytest.raises(ValueError, match=rf"grouped_\w+: gemm is {gemm}, which needs .* 9\.0, not cpu"):
+                call(gemm)
+        with pytest.raises(ValueError, match=r"gemm is 'cublas', needed one of auto, cublaslt, scaled_mm, "):
             call("cublas")
     monkeypatch.setattr(MODULE, "_has_triton", lambda: False)
     with pytest.raises(ValueError, match=r"gemm is triton, which is not installed"):
@@ -279,8 +286,14 @@ def test_backends_that_cannot_are_refused(monkeypatch):
         grouped_gemm(case.rows, case.tiles, case.groups, gemm=Gemm.TRITON)
     monkeypatch.setattr(MODULE, "_capability", lambda device: (9, 0))
     odd = kernels.bf16_to_fp8_tile(case.w[:, :40])
-    with pytest.raises(ValueError, match=r"gemm is scaled_mm, which takes results whose columns are a multiple of 16"):
-        grouped_gemm(case.rows, odd, case.groups, gemm=Gemm.SCALED_MM)
+    for gemm in (Gemm.CUBLASLT, Gemm.SCALED_MM):
+        with pytest.raises(
+            ValueError, match=rf"gemm is {gemm}, which takes results whose columns are a multiple of 16"
+        ):
+            grouped_gemm(case.rows, odd, case.groups, gemm=gemm)
+    monkeypatch.setattr(cublaslt, "unavailable", lambda: "it is too old")
+    with pytest.raises(ValueError, match=r"grouped_gemm: gemm is cublaslt, but it is too old"):
+        grouped_gemm(case.rows, case.tiles, case.groups, gemm=Gemm.CUBLASLT)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
