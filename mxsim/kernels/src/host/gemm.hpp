@@ -151,32 +151,32 @@ class ExactSum {
 // What a code stands for, by code.
 struct ElementTable {
   float value[256];  // 0 for what is not finite: what NaN touches is overwritten, what infinity touches is `limit`'s
-  int8_t exponent[256];  // e(x); so low for a zero that no product with one is the largest
-  float limit[256];      // infinity, NaN, and the sign of all else, which is all of it that counts beside them
-  bool is_nan[256], is_infinite[256];
+  int8_t exponent[256];         // e(x); so low for a zero that no product with one is the largest
+  float limit[256];             // infinity, NaN, and the sign of all else, which is all of it that counts beside them
+  uint8_t infinity, first_nan;  // without the sign; no code without one is 0x80
 };
 template <typename Format>
-ElementTable element_table(uint32_t max_code, uint32_t first_nan) {
+ElementTable element_table(uint32_t infinity, uint32_t first_nan) {
   ElementTable table;
+  table.infinity = uint8_t(infinity);
+  table.first_nan = uint8_t(first_nan);
   for (uint32_t code = 0; code < 256; ++code) {
     const uint32_t magnitude = code & Format::magnitude_mask;
     const float sign = code & Format::sign_mask ? -1.0f : 1.0f;
-    const bool is_number = magnitude != 0 && magnitude <= max_code;
+    const bool is_number = magnitude != 0 && magnitude < min_uint(infinity, first_nan);
     const Unpacked x = unpack<Format>(magnitude);
     table.value[code] = is_number ? sign * std::ldexp(float(x.significand), x.exponent) : 0.0f;
     table.exponent[code] = int8_t(is_number ? x.exponent + Format::mantissa_bits : -64);
-    table.is_nan[code] = magnitude >= first_nan;
-    table.is_infinite[code] = magnitude > max_code && magnitude < first_nan;
-    table.limit[code] = magnitude == 0            ? 0.0f
-                        : table.is_nan[code]      ? std::nanf("")
-                        : table.is_infinite[code] ? sign * HUGE_VALF
-                                                  : sign;
+    table.limit[code] = magnitude == 0          ? 0.0f
+                        : magnitude == infinity ? sign * HUGE_VALF
+                        : magnitude < first_nan ? sign
+                                                : std::nanf("");
   }
   return table;
 }
 inline const ElementTable& table_of(bool is_e5m2) {
-  static const ElementTable e4m3 = element_table<E4M3>(E4M3::max_code, kE4M3Nan);
-  static const ElementTable e5m2 = element_table<E5M2>(E5M2::inf_code - 1, E5M2::inf_code + 1);
+  static const ElementTable e4m3 = element_table<E4M3>(0x80, kE4M3Nan);
+  static const ElementTable e5m2 = element_table<E5M2>(E5M2::inf_code, E5M2::inf_code + 1);
   return is_e5m2 ? e5m2 : e4m3;
 }
 
@@ -362,21 +362,22 @@ struct GemmRows {
 };
 inline GemmRows special_rows(const uint8_t* codes, bool is_e5m2, const GemmScales& scales, int64_t rows, int64_t depth,
                              int num_threads) {
-  const ElementTable& table = table_of(is_e5m2);
+  const uint8_t infinity = table_of(is_e5m2).infinity, first_nan = table_of(is_e5m2).first_nan;
   GemmRows found{std::vector<uint8_t>(size_t(rows), 0), std::vector<uint8_t>(size_t(rows), 0)};
   parallel_for(rows, depth, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      bool nan = false, infinity = false;
+      uint8_t has_nan = 0, has_infinity = 0;
       for (int64_t k = 0; k < depth; ++k) {
-        nan |= table.is_nan[codes[row * depth + k]];
-        infinity |= table.is_infinite[codes[row * depth + k]];
+        const uint8_t magnitude = codes[row * depth + k] & 0x7F;
+        has_nan |= uint8_t(magnitude >= first_nan);
+        has_infinity |= uint8_t(magnitude == infinity);
       }
       for (int64_t block = 0; block < depth / kGemmBlock; ++block) {
         const float scale = scales(row, block);
-        nan |= scale != scale;
+        has_nan |= uint8_t(scale != scale);
       }
-      found.has_nan[size_t(row)] = nan;
-      found.has_infinity[size_t(row)] = infinity;
+      found.has_nan[size_t(row)] = has_nan;
+      found.has_infinity[size_t(row)] = has_infinity;
     }
   });
   return found;
