@@ -38,16 +38,9 @@ from mxsim.moe.weights import Fp8Weight
 # ------------------------------------------------------------------------------------- a recipe as an operator's string
 
 
-def recipe_key(recipe: Recipe) -> str:
-    """The recipe without its name, as a string."""
-    stored = ",".join(a.value for a in Activation if recipe.keeps_fp4(a))
-    rule = recipe.scale_rule.value if recipe.scale_rule else ""
-    return f"{recipe.compute.value};{stored};{rule};{recipe.headroom};{recipe.rounding.value}"
-
-
 @lru_cache
 def recipe_of(key: str) -> Recipe:
-    """The inverse of `recipe_key`; the name is lost."""
+    """The recipe with that key; its name is lost."""
     compute, stored, rule, headroom, rounding = key.split(";")
     return Recipe(
         "",

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mxsim.moe import expert_mlp
-from mxsim.moe.expert_mlp import draw_seed, recipe_key
+from mxsim.moe.expert_mlp import draw_seed
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm
 from mxsim.moe.recipe import Compute, Recipe
@@ -152,7 +152,7 @@ class Experts(nn.Module):
             *weights,
             group_sizes,
             draw_seed(self.recipe),
-            recipe_key(self.recipe),
+            self.recipe.key,
             self.gemm.value,
             *operands,
         )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mxsim.moe.expert_mlp import draw_seed, recipe_key, recipe_of, seed_of
+from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
 from mxsim.moe.experts import check_input, check_sizes
 from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad
 from mxsim.moe.groups import Groups
@@ -170,7 +170,7 @@ class Linear(nn.Module):
             return F.linear(x, self.weight.to(x.dtype), bias)
         operands = self.fp8_weights.get("weight", self.weight)
         y: Tensor = _Linear.apply(
-            rows, self.weight, draw_seed(self.recipe), recipe_key(self.recipe), self.gemm.value, *operands
+            rows, self.weight, draw_seed(self.recipe), self.recipe.key, self.gemm.value, *operands
         )
         y = y.view(*x.shape[:-1], self.out_features)
         return y if bias is None else y + bias

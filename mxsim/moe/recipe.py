@@ -1,6 +1,6 @@
 """What a training recipe computes in and what it keeps for the backward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -70,6 +70,7 @@ EVEN, headroom 6, ties to even); gradients in FP8
     scale_rule: ScaleRule | None = None
     headroom: int = 6
     rounding: Rounding = Rounding.TIES_TO_EVEN
+    key: str = field(init=False, repr=False, compare=False)  # all but the name, for an operator's argument
 
     BF16: ClassVar["Recipe"]
     FP8: ClassVar["Recipe"]
@@ -90,6 +91,10 @@ EVEN, headroom 6, ties to even); gradients in FP8
             raise ValueError(f"Recipe: rounding is {self.rounding!r}, needed TIES_TO_EVEN or STOCHASTIC")
         if self.stored_fp4 and self.compute is not Compute.FP8:
             raise ValueError(f"Recipe: stored_fp4 with compute {self.compute.name}, needed FP8 or an empty stored_fp4")
+        stored = ",".join(a.value for a in Activation if a in self.stored_fp4)
+        rule = self.scale_rule.value if self.scale_rule else ""
+        key = f"{self.compute.value};{stored};{rule};{self.headroom};{self.rounding.value}"
+        object.__setattr__(self, "key", key)
 
     def keeps_fp4(self, activation: Activation) -> bool:
         """Whether the activation is kept in MXFP4."""

@@ -57,16 +57,16 @@ def parts(x, sizes=SIZES):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
 def test_forward_and_gradients_are_the_float64_fake_quantization(recipe):
-    check_against_float64(recipe, "cpu", 2e-3)
+    check_against_float64(recipe, Gemm.AUTO, "cpu", 2e-3)
 
 
-def check_against_float64(recipe, device, limit):
+def check_against_float64(recipe, gemm, device, limit):
     """Everything in float64 but the roundings of the recipe; what may differ is the accumulation in the GEMMs.
 
     That can turn a BF16 rounding between two GEMMs and with it an FP4 rounding, so that single elements differ by a
     quantization step: the limit is on the norm, a tenth of the quantization error itself (about 2 % and more).
     """
-    experts, x, probs, dy = make(recipe, device=device)
+    experts, x, probs, dy = make(recipe, gemm=gemm, device=device)
     got = run(experts, x, probs, dy)
     for e, (x_e, p_e, dy_e) in enumerate(zip(*(parts(t) for t in (x, probs, dy)), strict=True)):
         w1, w2 = (reference.to_numpy(w[e]) for w in (experts.w1, experts.w2))
