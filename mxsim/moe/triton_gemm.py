@@ -11,6 +11,7 @@ operands in L2: the rows of an expert go by runs of up to 16 tiles, and a run pa
 next. Which rows a program has is looked up in a small table (`tiles_of`), made on the host, where the sizes are known.
 """
 
+from contextvars import copy_context
 from typing import NamedTuple
 
 import torch
@@ -30,8 +31,8 @@ _ENTRY = tl.constexpr(8)  # integers for each tile in the table
 class Config(NamedTuple):
     """How a kernel is cut up.
 
-    tma: operands come by the bulk tensor copy engine (compute capability 9.0); of no effect on wgrad, where the length
-    of a row differs from expert to expert.
+    tma: operands come by the bulk tensor copy engine (compute capability 9.0). In wgrad, where the length of a row
+    differs from expert to expert, every program writes its own descriptors first.
     max_registers: of a thread; 128 with 8 warps lets two programs share a multiprocessor.
     """
 
@@ -90,7 +91,11 @@ def wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype, *, con
     out = torch.empty((groups.num_groups, m, n), dtype=out_dtype, device=a.codes.device)
     bounds = groups.made("blocks", lambda: groups.on_device(block_bounds(groups)))
     tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
-    with torch.cuda.device_of(out):
+    tma = config.tma and a.codes.data_ptr() % 16 == 0 and b.codes.data_ptr() % 16 == 0
+
+    def launch() -> None:
+        if tma:
+            triton.set_allocator(lambda size, alignment, stream: out.new_empty(size, dtype=torch.int8))
         _wgrad[(groups.num_groups * tiles_m * tiles_n,)](
             a.codes,
             a.scales,
@@ -104,10 +109,14 @@ def wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype, *, con
             tiles_n,
             config.block_m,
             config.block_n,
+            tma,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             maxnreg=config.max_registers,
         )
+
+    with torch.cuda.device_of(out):
+        copy_context().run(launch)  # triton's allocator is the context's
     return out
 
 
@@ -217,22 +226,31 @@ def _wgrad(
     tiles_n,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     program = tl.program_id(0)
     tiles_of_expert = tiles_m * tiles_n
     expert = program // tiles_of_expert
     in_expert = program % tiles_of_expert
-    row_M = in_expert % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    column_N = in_expert // tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = in_expert % tiles_m * BLOCK_M
+    column = in_expert // tiles_m * BLOCK_N
+    row_M = row + tl.arange(0, BLOCK_M)
+    column_N = column + tl.arange(0, BLOCK_N)
     a_row_M = tl.minimum(row_M, M - 1)
     b_row_N = tl.minimum(column_N, N - 1)
 
     first_block = tl.load(bounds + expert).to(tl.int64)
     num_blocks = (tl.load(bounds + expert + 1) - first_block).to(tl.int32)
     depth = num_blocks * 128
-    element_K = tl.arange(0, 128)
-    a_MK = a + first_block * 128 * M + a_row_M.to(tl.int64)[:, None] * depth + element_K[None, :]
-    b_NK = b + first_block * 128 * N + b_row_N.to(tl.int64)[:, None] * depth + element_K[None, :]
+    a_expert, b_expert = a + first_block * 128 * M, b + first_block * 128 * N
+    if TMA:  # an expert without rows has no matrix: never read
+        depth = tl.maximum(depth, 128)
+        a_blocks = tl.make_tensor_descriptor(a_expert, [M, depth], [depth, 1], [BLOCK_M, 128])
+        b_blocks = tl.make_tensor_descriptor(b_expert, [N, depth], [depth, 1], [BLOCK_N, 128])
+    else:
+        element_K = tl.arange(0, 128)
+        a_MK = a_expert + a_row_M.to(tl.int64)[:, None] * depth + element_K[None, :]
+        b_NK = b_expert + b_row_N.to(tl.int64)[:, None] * depth + element_K[None, :]
     a_scale_M = a_scales + first_block * M + a_row_M
     b_scale_N = b_scales + first_block * N + b_row_N
 
@@ -240,7 +258,13 @@ def _wgrad(
     for block in range(num_blocks):
         sa = tl.load(a_scale_M + block * M)
         sb = tl.load(b_scale_N + block * N)
-        d = tl.dot(tl.load(a_MK + block * 128), tl.load(b_NK + block * 128).T)
+        if TMA:
+            x = a_blocks.load([row, block * 128])
+            y = b_blocks.load([column, block * 128])
+        else:
+            x = tl.load(a_MK + block * 128)
+            y = tl.load(b_NK + block * 128)
+        d = tl.dot(x, y.T)
         acc = tl.fma(d * sa[:, None], sb[None, :], acc)
 
     target = out + expert.to(tl.int64) * M * N + row_M.to(tl.int64)[:, None] * N + column_N[None, :]

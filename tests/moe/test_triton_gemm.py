@@ -65,7 +65,7 @@ def test_rows_are_exact_where_sums_are(monkeypatch, sizes, config):
 
 
 @BY_SIZES
-@pytest.mark.parametrize("config", [Config(32, 128, 4, 3), Config(64, 64, 4, 3)])
+@pytest.mark.parametrize("config", [Config(32, 128, 4, 3), Config(64, 64, 4, 3), Config(64, 128, 4, 3, tma=True)])
 @pytest.mark.usefixtures("interpreted")
 def test_wgrad_is_exact_where_sums_are(monkeypatch, sizes, config):
     a = kernels.bf16_to_fp8_col(integers(sum(sizes), 96, seed=3), group_sizes=sizes)
