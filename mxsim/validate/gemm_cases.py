@@ -82,6 +82,10 @@ class Operands:
         b_scales = self.b_scales[columns // BLOCK if has_tiles else columns]
         return Operands(self.a[rows], self.a_scales[rows], self.b[columns], b_scales, self.layout, self.elements)
 
+    def first_rows(self, count: int) -> "Operands":
+        """The operands of the first rows of the result."""
+        return replace(self, a=self.a[:count], a_scales=self.a_scales[:count])
+
     def cpu(self) -> "Operands":
         """On the CPU."""
         return replace(self, a=self.a.cpu(), a_scales=self.a_scales.cpu(), b=self.b.cpu(), b_scales=self.b_scales.cpu())
