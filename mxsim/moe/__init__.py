@@ -3,6 +3,7 @@
 layer = MoE(7168, 2048, num_experts=256, top_k=8, recipe=Recipe.MXFP4)
 """
 
+from mxsim.moe.activation_observer import observe_activations
 from mxsim.moe.compression import ActivationCompression, CompressionReport, compress_activations
 from mxsim.moe.experts import Experts
 from mxsim.moe.fp4_tokens import Fp4Tokens
@@ -11,7 +12,7 @@ from mxsim.moe.groups import Groups
 from mxsim.moe.layer import MoE
 from mxsim.moe.linear import Linear
 from mxsim.moe.permute import Permutation, permute, permute_rows, permute_weights, unpermute_sum
-from mxsim.moe.recipe import Activation, Compute, Recipe
+from mxsim.moe.recipe import Activation, Compute, Conversion, Gradients, Recipe
 from mxsim.moe.router import Router, Routing, TopKRouter
 from mxsim.moe.swiglu import swiglu, swiglu_backward
 
@@ -20,10 +21,12 @@ __all__ = [
     "ActivationCompression",
     "CompressionReport",
     "Compute",
+    "Conversion",
     "Experts",
     "Fp4Tokens",
     "Gemm",
     "GemmRecord",
+    "Gradients",
     "Groups",
     "Linear",
     "MoE",
@@ -35,6 +38,7 @@ __all__ = [
     "compress_activations",
     "grouped_gemm",
     "grouped_wgrad",
+    "observe_activations",
     "permute",
     "permute_rows",
     "permute_weights",

@@ -19,10 +19,11 @@ from mxsim.blocks import ScaleRule
 from mxsim.formats import Rounding
 from mxsim.kernels import Fp4Rows
 from mxsim.kernels.layouts import FP4_BLOCK
+from mxsim.moe.activation_observer import show
 from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad
 from mxsim.moe.groups import Groups
 from mxsim.moe.library import not_differentiable, operator
-from mxsim.moe.recipe import Activation, Compute, Recipe
+from mxsim.moe.recipe import Activation, Compute, Conversion, Gradients, Recipe
 from mxsim.moe.stored import (
     columns_of,
     empty_kept,
@@ -41,7 +42,7 @@ from mxsim.moe.weights import Fp8Weight
 @lru_cache
 def recipe_of(key: str) -> Recipe:
     """The recipe with that key; its name is lost."""
-    compute, stored, rule, headroom, rounding = key.split(";")
+    compute, stored, rule, headroom, rounding, conversion, gradients = key.split(";")
     return Recipe(
         "",
         Compute(compute),
@@ -49,6 +50,8 @@ def recipe_of(key: str) -> Recipe:
         scale_rule=ScaleRule(rule) if rule else None,
         headroom=int(headroom),
         rounding=Rounding(rounding),
+        conversion=Conversion(conversion),
+        gradients=Gradients(gradients),
     )
 
 
@@ -118,7 +121,9 @@ def _experts(
     host_sizes = torch.tensor(sizes, dtype=torch.int64)
     if r.compute is Compute.BF16:
         h = grouped_gemm(x, w1[0], groups, gemm=backend, out_dtype=x.dtype)
+        show(Activation.SWIGLU_INPUT, h)
         a = swiglu(h, probs)
+        show(Activation.DOWN_INPUT, a)
         return grouped_gemm(a, w2[0], groups, gemm=backend, out_dtype=x.dtype), [host_sizes, h, a]
 
     kept_x: list[Tensor] = []
@@ -128,7 +133,9 @@ def _experts(
         rows, kept_x = quantize_input(x, Activation.EXPERT_INPUT, r, sizes, seed_of(seed, 0))
     h = grouped_gemm(rows, Fp8Weight(*w1).tiles(), groups, gemm=backend)
     del rows
+    show(Activation.SWIGLU_INPUT, h)
     a = swiglu(h, probs)
+    show(Activation.DOWN_INPUT, a)
     kept_h = list(to_fp4(h, r, seed_of(seed, 1))) if r.keeps_fp4(Activation.SWIGLU_INPUT) else [h]
     del h
     rows, kept_a = quantize_input(a, Activation.DOWN_INPUT, r, sizes, seed_of(seed, 2))
@@ -146,6 +153,7 @@ def _experts_backward_fake(
     kept: list[Tensor],
     w1: list[Tensor],
     w2: list[Tensor],
+    seed: Tensor | None,
     recipe: str,
     gemm: str,
     weight_dtype: torch.dtype,
@@ -169,6 +177,7 @@ def _experts_backward(
     kept: list[Tensor],
     w1: list[Tensor],
     w2: list[Tensor],
+    seed: Tensor | None,
     recipe: str,
     gemm: str,
     weight_dtype: torch.dtype,
@@ -202,7 +211,7 @@ def _experts_backward(
     if x_scales is not None:
         kept_x = [x, x_scales]  # type: ignore[list-item]
 
-    rows, cols = quantize_gradient(dy, sizes)
+    rows, cols = quantize_gradient(dy, r, sizes, seed_of(seed, 3))
     da = grouped_gemm(rows, Fp8Weight(*w2).tiles_t(), groups, gemm=backend)
     del rows
     if need_dw2:
@@ -212,7 +221,7 @@ def _experts_backward(
     del cols
     dh, dprobs = swiglu_backward(da, Fp4Rows(*kept_h) if num_h == 2 else kept_h[0], probs)
     del da
-    rows, cols = quantize_gradient(dh, sizes)
+    rows, cols = quantize_gradient(dh, r, sizes, seed_of(seed, 4))
     del dh
     if need_dx:
         dx = grouped_gemm(rows, Fp8Weight(*w1).tiles_t(), groups, gemm=backend)
@@ -233,7 +242,8 @@ experts = operator(
 )
 experts_backward = operator(
     "moe_experts_backward(Tensor dy, Tensor? x, Tensor? x_scales, Tensor? probs, Tensor[] kept, Tensor[] w1, "
-    "Tensor[] w2, str recipe, str gemm, ScalarType weight_dtype, bool[4] needs) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor[] w2, Tensor? seed, str recipe, str gemm, ScalarType weight_dtype, bool[4] needs) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_experts_backward,
     cuda=_experts_backward,
     fake=_experts_backward_fake,

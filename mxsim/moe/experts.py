@@ -40,7 +40,7 @@ class _ExpertMlp(torch.autograd.Function):
         y, kept = expert_mlp.experts(x, x_scales, probs, ops1, ops2, group_sizes, seed, recipe, gemm, static)
         keeps_x = x_scales is not None or len(operands) == 0
         ctx.save_for_backward(
-            x if keeps_x else None, x_scales, probs, *kept, *(operands if len(operands) else (w1, w2))
+            x if keeps_x else None, x_scales, probs, seed, *kept, *(operands if len(operands) else (w1, w2))
         )
         ctx.num_kept = len(kept)
         ctx.settings = recipe, gemm, w1.dtype
@@ -48,14 +48,14 @@ class _ExpertMlp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
-        x, x_scales, probs, *rest = ctx.saved_tensors
+        x, x_scales, probs, seed, *rest = ctx.saved_tensors
         kept, operands = rest[: ctx.num_kept], rest[ctx.num_kept :]
         half = len(operands) // 2
         recipe, gemm, dtype = ctx.settings
         need_x, _, need_anchor, need_probs, need_w1, need_w2 = ctx.needs_input_grad[:6]
         needs = (need_x or need_anchor, need_probs, need_w1, need_w2)
         dx, dprobs, dw1, dw2 = expert_mlp.experts_backward(
-            dy, x, x_scales, probs, kept, operands[:half], operands[half:], recipe, gemm, dtype, needs
+            dy, x, x_scales, probs, kept, operands[:half], operands[half:], seed, recipe, gemm, dtype, needs
         )
         return (
             dx if need_x else None,

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mxsim.moe.activation_observer import show
 from mxsim.moe.expert_mlp import draw_seed
 from mxsim.moe.experts import Experts, check_input
 from mxsim.moe.fp4_tokens import Fp4Tokens
@@ -23,7 +24,9 @@ class MoE(nn.Module):
     second GEMM. Where the recipe keeps the expert input in MXFP4, a token is quantized once, before it is copied to its
     experts, and the shared experts read the same codes.
 
-    No token is dropped or padded; an expert may get none, or all. With a fixed seed a rerun gives the same bits.
+    No token is dropped or padded; an expert may get none, or all. `group_sizes_E` holds how many each got in the last
+    forward pass: what `router.update_bias` wants after the optimizer's step. With a fixed seed a rerun gives the same
+    bits.
 
     Args:
         hidden_size: H; intermediate_size: F. FP8 recipes: multiples of 128.
@@ -67,6 +70,7 @@ class MoE(nn.Module):
         )
         self.router = TopKRouter(hidden_size, num_experts, top_k, router=router, device=device, **router_options)
         self.recipe = recipe
+        self.group_sizes_E: Tensor | None = None
 
     def prepare_weights(self) -> None:
         """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
@@ -85,8 +89,10 @@ class MoE(nn.Module):
             raise ValueError(f"MoE: x has shape {tuple(x.shape)}, needed [..., {self.experts.hidden_size}]")
         tokens = x.reshape(-1, x.shape[-1])
         check_input("MoE", tokens, self.experts.hidden_size, self.recipe)
+        show(Activation.EXPERT_INPUT, tokens)
         routing = self.router(tokens)
         permutation = Permutation.from_topk(routing.topk_ids_TK, self.experts.num_experts)
+        self.group_sizes_E = permutation.group_sizes_E
         probs_R = permute_weights(routing.topk_weights_TK, permutation)
 
         source: Tensor | Fp4Tokens = tokens

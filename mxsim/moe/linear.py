@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mxsim.moe.activation_observer import show
 from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
 from mxsim.moe.experts import check_input, check_sizes
 from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad
@@ -30,6 +31,7 @@ def _linear(
 ) -> tuple[Tensor, list[Tensor]]:
     """(y [M, N], what is kept of x [M, K]); w: the tensors of the `Fp8Weight` of [1, N, K]."""
     groups = Groups((x.shape[0],), x.device)
+    show(Activation.LINEAR_INPUT, x)
     rows, kept = quantize_input(x, Activation.LINEAR_INPUT, recipe_of(recipe), groups.sizes, seed_of(seed, 0))
     if static_shapes and len(kept) == 3:
         kept = grown(kept, x.shape[0])
@@ -40,6 +42,7 @@ def _linear_backward_fake(
     dy: Tensor,
     kept: list[Tensor],
     w: list[Tensor],
+    seed: Tensor | None,
     recipe: str,
     gemm: str,
     weight_dtype: torch.dtype,
@@ -57,6 +60,7 @@ def _linear_backward(
     dy: Tensor,
     kept: list[Tensor],
     w: list[Tensor],
+    seed: Tensor | None,
     recipe: str,
     gemm: str,
     weight_dtype: torch.dtype,
@@ -65,12 +69,13 @@ def _linear_backward(
     """(dx, dw); an empty tensor for what is not needed."""
     need_dx, need_dw = needs
     groups = Groups((dy.shape[0],), dy.device)
-    rows, cols = quantize_gradient(dy, groups.sizes)
+    r = recipe_of(recipe)
+    rows, cols = quantize_gradient(dy, r, groups.sizes, seed_of(seed, 1))
     dx = dw = dy.new_empty(0)
     if need_dx:
         dx = grouped_gemm(rows, Fp8Weight(*w).tiles_t(), groups, gemm=Gemm(gemm))
     if need_dw:
-        x_cols = columns_of(kept, Activation.LINEAR_INPUT, recipe_of(recipe), groups.sizes)
+        x_cols = columns_of(kept, Activation.LINEAR_INPUT, r, groups.sizes)
         dw = grouped_wgrad(cols, x_cols, groups, gemm=Gemm(gemm), out_dtype=weight_dtype).squeeze(0)
     return dx, dw
 
@@ -83,8 +88,8 @@ linear_forward = operator(
     backward=not_differentiable("moe_linear"),
 )
 linear_backward = operator(
-    "moe_linear_backward(Tensor dy, Tensor[] kept, Tensor[] w, str recipe, str gemm, ScalarType weight_dtype, "
-    "bool[2] needs) -> (Tensor, Tensor)",
+    "moe_linear_backward(Tensor dy, Tensor[] kept, Tensor[] w, Tensor? seed, str recipe, str gemm, "
+    "ScalarType weight_dtype, bool[2] needs) -> (Tensor, Tensor)",
     cpu=_linear_backward,
     cuda=_linear_backward,
     fake=_linear_backward_fake,
@@ -98,16 +103,17 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, w: Tensor, seed: Tensor | None, recipe: str, gemm: str, *operands: Tensor
     ) -> Tensor:
         y, kept = linear_forward(x, list(operands), seed, recipe, gemm, torch.compiler.is_compiling())
-        ctx.save_for_backward(*kept, *operands)
+        ctx.save_for_backward(seed, *kept, *operands)
         ctx.settings = recipe, gemm, w.dtype
         result: Tensor = y
         return result
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
-        kept, operands = ctx.saved_tensors[:-4], ctx.saved_tensors[-4:]
+        seed, *kept = ctx.saved_tensors[:-4]
+        operands = ctx.saved_tensors[-4:]
         needs = ctx.needs_input_grad[:2]
-        dx, dw = linear_backward(dy.contiguous(), kept, operands, *ctx.settings, needs)
+        dx, dw = linear_backward(dy.contiguous(), kept, operands, seed, *ctx.settings, needs)
         return dx if needs[0] else None, dw if needs[1] else None, *(None for _ in ctx.needs_input_grad[2:])
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from mxsim import kernels
 from mxsim.kernels import Fp4Rows, Fp8Cols, RaggedFp8Rows
 from mxsim.kernels.layouts import FP4_BLOCK, FP8_BLOCK, max_column_blocks
-from mxsim.moe.recipe import Activation, Recipe
+from mxsim.moe.recipe import Activation, Conversion, Gradients, Recipe
 
 
 def to_fp4(x: Tensor, recipe: Recipe, seed: int | None) -> Fp4Rows:
@@ -25,6 +25,14 @@ def quantize_input(
     """
     if not recipe.keeps_fp4(activation):
         return kernels.bf16_to_fp8_row(x, group_sizes=sizes), list(kernels.bf16_to_fp8_col(x, group_sizes=sizes))
+    fp4, rows = _fp4_and_rows(x, recipe, sizes, seed)
+    return rows, list(fp4)
+
+
+def _fp4_and_rows(x: Tensor, recipe: Recipe, sizes: Sequence[int], seed: int | None) -> tuple[Fp4Rows, RaggedFp8Rows]:
+    if recipe.conversion is Conversion.THROUGH_BF16:
+        fp4 = to_fp4(x, recipe, seed)
+        return fp4, rows_from_fp4(fp4, recipe, sizes)
     fp4, rows = kernels.bf16_to_fp4_and_fp8_row(
         x,
         scale_rule=recipe.scale_rule,
@@ -33,23 +41,35 @@ def quantize_input(
         rounding=recipe.rounding,
         seed=seed,
     )
-    return rows, list(fp4)
+    return fp4, rows
 
 
 def rows_from_fp4(fp4: Fp4Rows, recipe: Recipe, sizes: Sequence[int]) -> RaggedFp8Rows:
-    """Rows for the forward GEMM from MXFP4 codes."""
+    """Rows for the forward GEMM (of a gradient: for Dgrad) from MXFP4 codes."""
+    if recipe.conversion is Conversion.THROUGH_BF16:
+        return kernels.bf16_to_fp8_row(kernels.fp4_to_bf16(*fp4), group_sizes=sizes)
     return kernels.fp4_row_to_fp8_row(*fp4, headroom=recipe.headroom, group_sizes=sizes)
 
 
 def columns_of(kept: Sequence[Tensor], activation: Activation, recipe: Recipe, sizes: Sequence[int]) -> Fp8Cols:
     """Columns for Wgrad from what `quantize_input` kept."""
-    if recipe.keeps_fp4(activation):
-        return kernels.fp4_row_to_fp8_col(*kept, headroom=recipe.headroom, group_sizes=sizes)
-    return Fp8Cols(*kept)
+    return columns_from_fp4(Fp4Rows(*kept), recipe, sizes) if recipe.keeps_fp4(activation) else Fp8Cols(*kept)
 
 
-def quantize_gradient(dy: Tensor, sizes: Sequence[int]) -> tuple[RaggedFp8Rows, Fp8Cols]:
-    """FP8 rows (Dgrad) and FP8 columns (Wgrad) of a gradient, both from its BF16 values."""
+def columns_from_fp4(fp4: Fp4Rows, recipe: Recipe, sizes: Sequence[int]) -> Fp8Cols:
+    """Columns for Wgrad from MXFP4 codes."""
+    if recipe.conversion is Conversion.THROUGH_BF16:
+        return kernels.bf16_to_fp8_col(kernels.fp4_to_bf16(*fp4), group_sizes=sizes)
+    return kernels.fp4_row_to_fp8_col(*fp4, headroom=recipe.headroom, group_sizes=sizes)
+
+
+def quantize_gradient(
+    dy: Tensor, recipe: Recipe, sizes: Sequence[int], seed: int | None
+) -> tuple[RaggedFp8Rows, Fp8Cols]:
+    """FP8 rows (Dgrad) and FP8 columns (Wgrad) of a gradient: both from its BF16 values, or both from its MXFP4."""
+    if recipe.gradients is Gradients.MXFP4:
+        fp4, rows = _fp4_and_rows(dy, recipe, sizes, seed)
+        return rows, columns_from_fp4(fp4, recipe, sizes)
     return kernels.bf16_to_fp8_row(dy, group_sizes=sizes), kernels.bf16_to_fp8_col(dy, group_sizes=sizes)
 
 

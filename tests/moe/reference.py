@@ -15,7 +15,7 @@ from mxsim.blocks import (
     fp4_row_to_fp8_row,
     quantize,
 )
-from mxsim.moe import Activation, Compute, Recipe
+from mxsim.moe import Activation, Compute, Conversion, Gradients, Recipe
 
 
 def to_numpy(x: Tensor) -> np.ndarray:
@@ -27,28 +27,50 @@ def to_numpy(x: Tensor) -> np.ndarray:
 def input_rows(x: np.ndarray, activation: Activation, recipe: Recipe) -> BlockTensor:
     """What the forward GEMM reads of one expert's rows."""
     if recipe.keeps_fp4(activation):
-        fp4 = quantize(x, MXFP4, scale_rule=recipe.scale_rule)
-        return fp4_row_to_fp8_row(fp4, headroom=recipe.headroom)
+        return rows_of_fp4(quantize(x, MXFP4, scale_rule=recipe.scale_rule), recipe)
     return quantize(x, FP8_1X128)
 
 
 def input_columns(x: np.ndarray, activation: Activation, recipe: Recipe) -> BlockTensor:
     """What Wgrad reads of one expert's rows, [K, ceil128(m)]."""
     if recipe.keeps_fp4(activation):
-        return fp4_row_to_fp8_col(quantize(x, MXFP4, scale_rule=recipe.scale_rule), headroom=recipe.headroom)
-    return gradient_columns(x)
+        return columns_of_fp4(quantize(x, MXFP4, scale_rule=recipe.scale_rule), recipe)
+    return fp8_columns(x)
 
 
-def gradient_rows(dy: np.ndarray) -> BlockTensor:
+def rows_of_fp4(fp4: BlockTensor, recipe: Recipe) -> BlockTensor:
+    """FP8 rows of MXFP4 rows, directly or by way of bfloat16."""
+    if recipe.conversion is Conversion.THROUGH_BF16:
+        return quantize(dequantize(fp4, dtype=ml_dtypes.bfloat16), FP8_1X128)
+    return fp4_row_to_fp8_row(fp4, headroom=recipe.headroom)
+
+
+def columns_of_fp4(fp4: BlockTensor, recipe: Recipe) -> BlockTensor:
+    """FP8 columns of MXFP4 rows, directly or by way of bfloat16."""
+    if recipe.conversion is Conversion.THROUGH_BF16:
+        return fp8_columns(dequantize(fp4, dtype=ml_dtypes.bfloat16))
+    return fp4_row_to_fp8_col(fp4, headroom=recipe.headroom)
+
+
+def fp8_columns(x: np.ndarray) -> BlockTensor:
+    """FP8 columns of bfloat16 rows, [N, ceil128(m)]."""
+    padded = np.zeros((-(-x.shape[0] // 128) * 128, x.shape[1]), x.dtype)
+    padded[: len(x)] = x
+    return quantize(np.ascontiguousarray(padded.T), FP8_1X128)
+
+
+def gradient_rows(dy: np.ndarray, recipe: Recipe) -> BlockTensor:
     """What Dgrad reads of a gradient."""
+    if recipe.gradients is Gradients.MXFP4:
+        return rows_of_fp4(quantize(dy, MXFP4, scale_rule=recipe.scale_rule), recipe)
     return quantize(dy, FP8_1X128)
 
 
-def gradient_columns(dy: np.ndarray) -> BlockTensor:
+def gradient_columns(dy: np.ndarray, recipe: Recipe) -> BlockTensor:
     """What Wgrad reads of a gradient, [N, ceil128(m)]."""
-    padded = np.zeros((-(-dy.shape[0] // 128) * 128, dy.shape[1]), dy.dtype)
-    padded[: len(dy)] = dy
-    return quantize(np.ascontiguousarray(padded.T), FP8_1X128)
+    if recipe.gradients is Gradients.MXFP4:
+        return columns_of_fp4(quantize(dy, MXFP4, scale_rule=recipe.scale_rule), recipe)
+    return fp8_columns(dy)
 
 
 def weight(w: np.ndarray) -> BlockTensor:
@@ -97,9 +119,9 @@ def expert_reference(
     y = bf16(a_rows @ w2_hat.T)
 
     m = len(x)
-    da = bf16((values(gradient_rows(dy)) if fp8 else wide(dy)) @ w2_hat)
+    da = bf16((values(gradient_rows(dy, recipe)) if fp8 else wide(dy)) @ w2_hat)
     if fp8:
-        dw2 = values(gradient_columns(dy)) @ values(input_columns(a, Activation.DOWN_INPUT, recipe)).T
+        dw2 = values(gradient_columns(dy, recipe)) @ values(input_columns(a, Activation.DOWN_INPUT, recipe)).T
     else:
         dw2 = wide(dy).T @ wide(a)
     gate, up = np.split(wide(stored_swiglu_input(h, recipe)), 2, axis=1)
@@ -107,9 +129,9 @@ def expert_reference(
     grad = wide(da) * probs[:, None]
     dh = bf16(np.concatenate([grad * up * s * (1 + gate * (1 - s)), grad * gate * s], axis=1))
     dprobs = (wide(da) * gate * s * up).sum(1)
-    dx = bf16((values(gradient_rows(dh)) if fp8 else wide(dh)) @ w1_hat)
+    dx = bf16((values(gradient_rows(dh, recipe)) if fp8 else wide(dh)) @ w1_hat)
     if fp8:
-        dw1 = values(gradient_columns(dh)) @ values(input_columns(x, Activation.EXPERT_INPUT, recipe)).T
+        dw1 = values(gradient_columns(dh, recipe)) @ values(input_columns(x, Activation.EXPERT_INPUT, recipe)).T
     else:
         dw1 = wide(dh).T @ wide(x)
     assert y.shape[0] == m

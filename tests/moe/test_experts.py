@@ -2,13 +2,26 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxsim.blocks import ScaleRule, fp8_gemm  # noqa: E402
-from mxsim.moe import Activation, Experts, Fp4Tokens, Gemm, Recipe, record_gemms, swiglu, swiglu_backward  # noqa: E402
+from mxsim.blocks import MXFP4, ScaleRule, fp4_row_to_fp8_col, fp4_row_to_fp8_row, fp8_gemm, quantize  # noqa: E402
+from mxsim.formats import Rounding, philox_bits  # noqa: E402
+from mxsim.moe import (  # noqa: E402
+    Activation,
+    Conversion,
+    Experts,
+    Fp4Tokens,
+    Gemm,
+    Gradients,
+    Recipe,
+    record_gemms,
+    swiglu,
+    swiglu_backward,
+)
 from tests.moe import reference  # noqa: E402
 
 HIDDEN, INTERMEDIATE = 256, 128
@@ -21,7 +34,12 @@ ONLY_INPUT = replace(
     scale_rule=ScaleRule.FLOOR,
     headroom=0,
 )
-FP8_RECIPES = [Recipe.FP8, Recipe.MXFP4, ONLY_SWIGLU, ONLY_INPUT]
+THROUGH_BF16 = replace(Recipe.MXFP4, name="through BF16", conversion=Conversion.THROUGH_BF16)
+FP4_GRADIENTS = replace(Recipe.MXFP4, name="FP4 gradients", gradients=Gradients.MXFP4, headroom=0)
+ONLY_GRADIENTS = replace(
+    Recipe.FP8, name="gradients only", gradients=Gradients.MXFP4, conversion=Conversion.THROUGH_BF16
+)
+FP8_RECIPES = [Recipe.FP8, Recipe.MXFP4, ONLY_SWIGLU, ONLY_INPUT, THROUGH_BF16, FP4_GRADIENTS, ONLY_GRADIENTS]
 RECIPES = [Recipe.BF16, *FP8_RECIPES]
 
 
@@ -122,14 +140,14 @@ def check_every_gemm(recipe, gemm, device):
         want = {
             "h": (reference.input_rows(x_n, Activation.EXPERT_INPUT, recipe), reference.weight(w1)),
             "y": (reference.input_rows(a_n, Activation.DOWN_INPUT, recipe), reference.weight(w2)),
-            "da": (reference.gradient_rows(dy_n), reference.weight(np.ascontiguousarray(w2.T))),
+            "da": (reference.gradient_rows(dy_n, recipe), reference.weight(np.ascontiguousarray(w2.T))),
             "dw2": (
-                reference.gradient_columns(dy_n),
+                reference.gradient_columns(dy_n, recipe),
                 reference.input_columns(a_n, Activation.DOWN_INPUT, recipe),
             ),
-            "dx": (reference.gradient_rows(dh_n), reference.weight(np.ascontiguousarray(w1.T))),
+            "dx": (reference.gradient_rows(dh_n, recipe), reference.weight(np.ascontiguousarray(w1.T))),
             "dw1": (
-                reference.gradient_columns(dh_n),
+                reference.gradient_columns(dh_n, recipe),
                 reference.input_columns(x_n, Activation.EXPERT_INPUT, recipe),
             ),
         }
@@ -145,6 +163,32 @@ def check_every_gemm(recipe, gemm, device):
                 exact, size = exact_a @ exact_b.T, abs(exact_a) @ abs(exact_b).T
                 bound = (left.shape[1] + 1) * 2.0**-24 * size + 2.0**-8 * (1 + 2.0**-8) * abs(exact)
                 assert (abs(out.astype(np.float64) - exact) <= bound).all()
+
+
+def test_stochastic_gradients_draw_other_bits_than_activations():
+    """Codes of dy and dh are the simulator's, by the third and fourth seed after the one that the forward drew."""
+    recipe = replace(FP4_GRADIENTS, rounding=Rounding.STOCHASTIC)
+    experts, x, probs, dy = make(recipe, sizes=(SIZES[2],))
+    torch.manual_seed(7)
+    seed = int(torch.randint(2**62, (1,)))
+    torch.manual_seed(7)
+    with record_gemms() as records:
+        run(experts, x, probs, dy, (SIZES[2],))
+    _, _, da, dw2, dx, dw1 = records
+    # dh: what SwiGLU's backward gave, from the stored copy of h.
+    h = reference.to_numpy(records[0].out)
+
+    def fp4_of(values, offset):
+        bits = philox_bits(seed + offset, values.shape)
+        return quantize(values, MXFP4, scale_rule=recipe.scale_rule, rounding=Rounding.STOCHASTIC, random_bits=bits)
+
+    kept_h = fp4_of(h, 1)
+    h_bits = kept_h.dequantize(ml_dtypes.bfloat16).view(np.int16).copy()
+    dh, _ = swiglu_backward(da.out, torch.from_numpy(h_bits).view(torch.bfloat16), probs.detach())
+    for gradient, offset, dgrad, wgrad in ((dy, 3, da, dw2), (dh, 4, dx, dw1)):
+        fp4 = fp4_of(reference.to_numpy(gradient), offset)
+        assert_same_operand(dgrad, "a", fp4_row_to_fp8_row(fp4, headroom=recipe.headroom))
+        assert_same_operand(wgrad, "a", fp4_row_to_fp8_col(fp4, headroom=recipe.headroom))
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
