@@ -308,6 +308,45 @@ def _identify(
     raise typer.Exit(status)
 
 
+@app.command("corpus build")
+def _corpus_build(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the text here; compressed if the name ends in .xz.")],
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the archives here. Default: corpus/ in the cache folder of mxsim."),
+    ] = None,
+) -> None:
+    """Make 107 MB of text to train on from pinned source distributions, the same bytes on every machine.
+
+    24 packages' documentation, and of half of them the Python code: 176 MB, which pip fetches from the index that it is
+    configured with, once. Nothing of them is built or run. Exit status 1 if an archive cannot be had, or if an archive
+    or the text is not the pinned one.
+
+    Example: mxsim corpus build --out corpus.txt.xz
+    """
+    from mxsim.commands.corpus import corpus_build
+
+    status = corpus_build(out, cache=cache, console=_console(), progress_console=_console(stderr=True))
+    raise typer.Exit(status)
+
+
+@app.command("corpus info")
+def _corpus_info(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="PATH", help="A text file, plain, .gz or .xz. Default: novels that come with mxsim."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a corpus's size, its training and validation parts, and the SHA-256 of its text.
+
+    Example: mxsim corpus info corpus.txt.xz
+    """
+    from mxsim.commands.corpus import corpus_info
+
+    corpus_info(path, as_json=json, console=_console())
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 

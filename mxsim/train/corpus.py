@@ -92,11 +92,11 @@ def _read(file: Path) -> bytes:
     Raises:
         CorpusError: if it cannot be read.
     """
-    if file.is_dir():
-        raise CorpusError(f"the corpus {file} is a directory; a text file is needed")
-    if file.exists() and not file.is_file():
-        raise CorpusError(f"the corpus {file} is not a regular file")
     try:
+        if file.is_dir():
+            raise CorpusError(f"the corpus {file} is a directory; a text file is needed")
+        if file.exists() and not file.is_file():
+            raise CorpusError(f"the corpus {file} is not a regular file")
         data = file.read_bytes()
     except OSError as error:
         raise CorpusError(f"cannot read the corpus {file}: {error.strerror}") from error
