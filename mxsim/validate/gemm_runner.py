@@ -23,7 +23,7 @@ from mxsim.validate.split_k import Gemm, probe_split_k, splits
 _KEPT_OF_CASE = 2
 _MAX_TRIED = 16  # rows and columns that an explanation must fit
 _MAX_TRIED_SPLIT = 8
-_MAX_PRODUCTS_OF_NUMPY, _MAX_PRODUCTS_OF_HOST = 2**18, 2**27
+_MAX_PRODUCTS_OF_NUMPY, _MAX_PRODUCTS_OF_HOST = 2**18, 2**29
 _NUMPY_SAMPLE = 16
 _NAN_STEP, _ZERO_STEP, _UNKNOWN_STEP = "9.4 NaN", "9.3 sign of zero", "9, by no single rule"
 

@@ -43,6 +43,8 @@ class Library:
     def __init__(self):
         self.calls = Counter()
         self.refuses = lambda n, m, k, alignment: False  # an algorithm found with this alignment, for this product
+        self.offers_unsplit = True  # whether a query for algorithms that do not split K finds any
+        self.unsplits = True  # whether an algorithm can be told not to split K
         self.splits = {}  # algorithm -> parts of K; algorithms are numbered from 1, 3 a query
         self.workspace_bytes = 0
         self.asked = []  # (n, m, k) of queries
@@ -84,12 +86,16 @@ class Library:
         self.asked.append(self.shape(descriptor, a, b, c, d))
         workspace, schemes, *alignments = words(preference)[:6]
         assert workspace == 32 << 20
-        assert schemes == 0  # no split K
+        assert schemes in (0, 7)  # no split K, or any
+        if schemes == 0 and not self.offers_unsplit:
+            return NOT_SUPPORTED
         assert len(set(alignments)) == 1
         assert wanted >= 3
         for index in range(3):
             number = len(self.algorithms) + 1
             self.algorithms[number] = alignments[0]
+            if schemes:
+                self.splits[number] = 2
             # 64 bytes of algorithm, bytes of workspace, status and waves, 16 bytes reserved
             words(results + 96 * index, 12)[:10] = [number] * 8 + [self.workspace_bytes, SUCCESS]
         words(results, 12)[9] = NOT_SUPPORTED  # the first of them
@@ -100,6 +106,20 @@ class Library:
         assert (attribute, size) == (2, 4)
         ctypes.c_int32.from_address(value).value = self.splits.get(words(algorithm)[7], 1)
         ctypes.c_size_t.from_address(written).value = 4
+        return SUCCESS
+
+    def cublasLtMatmulAlgoConfigSetAttribute(self, algorithm, attribute, value, size):
+        assert size == 4
+        assert (attribute, ctypes.c_int32.from_address(value).value) in ((2, 1), (3, 0))
+        if attribute == 2:
+            self.splits[words(algorithm)[7]] = 1
+        return SUCCESS if self.unsplits else INVALID_VALUE
+
+    def cublasLtMatmulAlgoCheck(self, handle, descriptor, a, b, c, d, algorithm, result):
+        assert handle == HANDLE
+        self.shape(descriptor, a, b, c, d)
+        assert self.splits[words(algorithm)[7]] == 1
+        words(result, 12)[8] = self.workspace_bytes
         return SUCCESS
 
     def shape(self, descriptor, a, b, c, d):
@@ -250,8 +270,19 @@ def test_an_algorithm_that_splits_k_is_passed_over(library):
     library.splits = {2: 2}
     assert_rows_as_model(cublaslt.rows(case.rows, case.tiles, case.groups, torch.float32), case, torch.float32)
     library.splits = dict.fromkeys(range(20), 2)
+    library.unsplits = False
     with pytest.raises(RuntimeError, match=r"no algorithm without split K for m, n, k = \(32, 128, 128\)"):
         cublaslt.wgrad(case.dy_cols, case.x_cols, case.groups, torch.float32)
+
+
+def test_where_every_algorithm_splits_k_the_best_is_told_not_to(library):
+    """Few rows and a long K: cuBLASLt's heuristic then answers "not supported" to a query without split K."""
+    library.offers_unsplit = False
+    library.workspace_bytes = 4096
+    case = make([16], 32, 128)
+    assert_rows_as_model(cublaslt.rows(case.rows, case.tiles, case.groups, torch.float32), case, torch.float32)
+    assert len(library.asked) == 2
+    assert library.splits[2] == 1
 
 
 def test_a_workspace_is_as_large_as_the_algorithm_needs(library):

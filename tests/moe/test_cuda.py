@@ -86,6 +86,8 @@ def test_cuda_and_cpu_agree(recipe):
         assert (a.cpu().double() - b.double()).norm() <= 0.03 * b.double().norm()
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
 def test_torch_compile_with_its_default_backend(recipe):
     torch._dynamo.reset()
