@@ -35,6 +35,7 @@ from mxsim.moe.ragged import ROW_MULTIPLE
 MIN_VERSION = 120900  # 12.9 brought scales of blocks of 128
 _WORKSPACE_BYTES = 32 << 20  # at most; what torch allows itself on Hopper
 _NUM_ALGORITHMS = 8  # asked for at once, the fastest first
+_NOT_SUPPORTED = 15
 
 _SUCCESS = 0  # cublasStatus_t
 _STATUS = {
@@ -45,7 +46,7 @@ _STATUS = {
     11: "mapping error",
     13: "execution failed",
     14: "internal error",
-    15: "not supported",
+    _NOT_SUPPORTED: "not supported",
 }
 _COMPUTE_32F = 68  # cublasComputeType_t
 _OP_N, _OP_T = 0, 1  # cublasOperation_t
@@ -57,7 +58,7 @@ _SCALE_VEC128_32F, _SCALE_BLK128X128_32F = 4, 5  # cublasLtMatmulMatrixScale_t
 _PREF_MAX_WORKSPACE_BYTES, _PREF_REDUCTION_SCHEME_MASK = 1, 3  # cublasLtMatmulPreferenceAttributes_t
 _PREF_MIN_ALIGNMENT_BYTES = (5, 6, 7, 8)  # of A, B, C, D
 _REDUCTION_SCHEME_NONE = 0  # cublasLtReductionScheme_t
-_ALGO_CONFIG_SPLITK_NUM = 2  # cublasLtMatmulAlgoConfigAttributes_t
+_ALGO_CONFIG_SPLITK_NUM, _ALGO_CONFIG_REDUCTION_SCHEME = 2, 3  # cublasLtMatmulAlgoConfigAttributes_t
 
 _Layout = c_uint64 * 8  # cublasLtMatrixLayoutOpaque_t
 _Descriptor = c_uint64 * 32  # cublasLtMatmulDescOpaque_t
@@ -213,15 +214,29 @@ class _Gemm:
     def _find(self, shape: _Shape, *, alignment: int | None = None) -> _Kept:
         """The fastest algorithm by cuBLASLt's heuristic that does not split K; the layouts have this shape already.
 
+        Where K is long and m small the heuristic offers none; then the best that splits is told not to.
+
         alignment: of all addresses, in bytes; None: cuBLASLt's 256, as torch leaves it. `cublasLtMatmul` looks itself.
         """
+        for result in self._candidates(alignment, may_split=False):
+            algorithm = _AlgorithmData(*result.algorithm)
+            if self._num_splits(algorithm) <= 1:
+                return _Kept(addressof(algorithm), result.workspace_bytes, algorithm)
+        for result in self._candidates(alignment, may_split=True):
+            algorithm = _AlgorithmData(*result.algorithm)
+            workspace_bytes = self._unsplit(algorithm)
+            if workspace_bytes is not None:
+                return _Kept(addressof(algorithm), workspace_bytes, algorithm)
+        raise RuntimeError(f"cublaslt: cuBLASLt has no algorithm without split K for m, n, k = {shape}")
+
+    def _candidates(self, alignment: int | None, *, may_split: bool) -> list[Any]:
+        """What the heuristic offers, the fastest first."""
         preference = _Preference()
         at = addressof(preference)
         self._call("cublasLtMatmulPreferenceInit_internal", at, sizeof(preference))
-        values: list[tuple[int, Any]] = [
-            (_PREF_MAX_WORKSPACE_BYTES, c_uint64(_WORKSPACE_BYTES)),
-            (_PREF_REDUCTION_SCHEME_MASK, c_uint32(_REDUCTION_SCHEME_NONE)),
-        ]
+        values: list[tuple[int, Any]] = [(_PREF_MAX_WORKSPACE_BYTES, c_uint64(_WORKSPACE_BYTES))]
+        if not may_split:
+            values.append((_PREF_REDUCTION_SCHEME_MASK, c_uint32(_REDUCTION_SCHEME_NONE)))
         if alignment is not None:
             values += [(attribute, c_uint32(alignment)) for attribute in _PREF_MIN_ALIGNMENT_BYTES]
         for attribute, value in values:
@@ -229,12 +244,28 @@ class _Gemm:
         results, count = (_Result * _NUM_ALGORITHMS)(), c_int()
         at_b, at_a, at_out = self._at_layouts
         problem = (self._handle, self._at, at_b, at_a, at_out, at_out, at)
-        self._call("cublasLtMatmulAlgoGetHeuristic", *problem, _NUM_ALGORITHMS, addressof(results), addressof(count))
-        for result in results[: count.value]:
-            algorithm = _AlgorithmData(*result.algorithm)
-            if result.status == _SUCCESS and self._num_splits(algorithm) <= 1:
-                return _Kept(addressof(algorithm), result.workspace_bytes, algorithm)
-        raise RuntimeError(f"cublaslt: cuBLASLt has no algorithm without split K for m, n, k = {shape}")
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            *problem, _NUM_ALGORITHMS, addressof(results), addressof(count)
+        )
+        if status == _NOT_SUPPORTED:
+            return []
+        _check("cublasLtMatmulAlgoGetHeuristic", status)
+        return [result for result in results[: count.value] if result.status == _SUCCESS]
+
+    def _unsplit(self, algorithm: Any) -> int | None:
+        """Have an algorithm not split K; the bytes of workspace that it then needs, None if it cannot."""
+        for attribute, value in (
+            (_ALGO_CONFIG_SPLITK_NUM, c_int32(1)),
+            (_ALGO_CONFIG_REDUCTION_SCHEME, c_uint32(_REDUCTION_SCHEME_NONE)),
+        ):
+            arguments = addressof(algorithm), attribute, addressof(value), sizeof(value)
+            if self._library.cublasLtMatmulAlgoConfigSetAttribute(*arguments) != _SUCCESS:
+                return None
+        result = _Result()
+        at_b, at_a, at_out = self._at_layouts
+        problem = (self._handle, self._at, at_b, at_a, at_out, at_out, addressof(algorithm), addressof(result))
+        is_supported = self._library.cublasLtMatmulAlgoCheck(*problem) == _SUCCESS
+        return result.workspace_bytes if is_supported and result.workspace_bytes <= _WORKSPACE_BYTES else None
 
     def _num_splits(self, algorithm: Any) -> int:
         splits, written = c_int32(), c_size_t()
@@ -274,6 +305,8 @@ def library() -> Any:
         "cublasLtMatmulPreferenceInit_internal": (at, size),
         "cublasLtMatmulPreferenceSetAttribute": (at, c_int, at, size),
         "cublasLtMatmulAlgoConfigGetAttribute": (at, c_int, at, size, at),
+        "cublasLtMatmulAlgoConfigSetAttribute": (at, c_int, at, size),
+        "cublasLtMatmulAlgoCheck": (at, at, at, at, at, at, at, at),
         "cublasLtMatmulAlgoGetHeuristic": (at, at, at, at, at, at, at, c_int, at, at),
         # handle, descriptor, alpha, A, its layout, B, its layout, beta, C, its layout, D, its layout, algorithm,
         # workspace, its bytes, stream
