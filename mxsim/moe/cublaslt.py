@@ -35,6 +35,7 @@ from mxsim.moe.ragged import ROW_MULTIPLE
 MIN_VERSION = 120900  # 12.9 brought scales of blocks of 128
 _WORKSPACE_BYTES = 32 << 20  # at most; what torch allows itself on Hopper
 _NUM_ALGORITHMS = 8  # asked for at once, the fastest first
+_MAX_TRIED_ROWS = 4096  # m beyond which the search for an algorithm ends
 _NOT_SUPPORTED = 15
 
 _SUCCESS = 0  # cublasStatus_t
@@ -214,7 +215,8 @@ class _Gemm:
     def _find(self, shape: _Shape, *, alignment: int | None = None) -> _Kept:
         """The fastest algorithm by cuBLASLt's heuristic that does not split K; the layouts have this shape already.
 
-        Where K is long and m small the heuristic offers none; then the best that splits is told not to.
+        Where K is long and m small the heuristic offers none; then the best that splits is told not to, and where none
+        can be, the algorithm for twice as many rows is taken.
 
         alignment: of all addresses, in bytes; None: cuBLASLt's 256, as torch leaves it. `cublasLtMatmul` looks itself.
         """
@@ -227,7 +229,13 @@ class _Gemm:
             workspace_bytes = self._unsplit(algorithm)
             if workspace_bytes is not None:
                 return _Kept(addressof(algorithm), workspace_bytes, algorithm)
-        raise RuntimeError(f"cublaslt: cuBLASLt has no algorithm without split K for m, n, k = {shape}")
+        m, n, k = shape
+        if m >= _MAX_TRIED_ROWS:
+            raise RuntimeError(f"cublaslt: cuBLASLt has no algorithm without split K for n, k = {n}, {k} at any m")
+        self._lay_out((2 * m, n, k))
+        found = self._find((2 * m, n, k), alignment=alignment)
+        self._lay_out(shape)
+        return found
 
     def _candidates(self, alignment: int | None, *, may_split: bool) -> list[Any]:
         """What the heuristic offers, the fastest first."""

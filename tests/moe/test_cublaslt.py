@@ -43,7 +43,7 @@ class Library:
     def __init__(self):
         self.calls = Counter()
         self.refuses = lambda n, m, k, alignment: False  # an algorithm found with this alignment, for this product
-        self.offers_unsplit = True  # whether a query for algorithms that do not split K finds any
+        self.offers_unsplit = lambda m: True  # whether a query for algorithms that do not split K finds any
         self.unsplits = True  # whether an algorithm can be told not to split K
         self.splits = {}  # algorithm -> parts of K; algorithms are numbered from 1, 3 a query
         self.workspace_bytes = 0
@@ -87,7 +87,7 @@ class Library:
         workspace, schemes, *alignments = words(preference)[:6]
         assert workspace == 32 << 20
         assert schemes in (0, 7)  # no split K, or any
-        if schemes == 0 and not self.offers_unsplit:
+        if schemes == 0 and not self.offers_unsplit(self.asked[-1][1]):
             return NOT_SUPPORTED
         assert len(set(alignments)) == 1
         assert wanted >= 3
@@ -269,20 +269,30 @@ def test_an_algorithm_that_splits_k_is_passed_over(library):
     case = make([16], 32, 128)
     library.splits = {2: 2}
     assert_rows_as_model(cublaslt.rows(case.rows, case.tiles, case.groups, torch.float32), case, torch.float32)
-    library.splits = dict.fromkeys(range(20), 2)
+    library.splits = dict.fromkeys(range(200), 2)
     library.unsplits = False
-    with pytest.raises(RuntimeError, match=r"no algorithm without split K for m, n, k = \(32, 128, 128\)"):
+    with pytest.raises(RuntimeError, match=r"no algorithm without split K for n, k = 128, 128 at any m"):
         cublaslt.wgrad(case.dy_cols, case.x_cols, case.groups, torch.float32)
 
 
 def test_where_every_algorithm_splits_k_the_best_is_told_not_to(library):
     """Few rows and a long K: cuBLASLt's heuristic then answers "not supported" to a query without split K."""
-    library.offers_unsplit = False
+    library.offers_unsplit = lambda m: False
     library.workspace_bytes = 4096
     case = make([16], 32, 128)
     assert_rows_as_model(cublaslt.rows(case.rows, case.tiles, case.groups, torch.float32), case, torch.float32)
     assert len(library.asked) == 2
     assert library.splits[2] == 1
+
+
+def test_where_none_can_be_told_the_algorithm_for_more_rows_is_taken(library):
+    library.offers_unsplit = lambda m: m >= 64
+    library.unsplits = False
+    case = make([16, 9], 32, 128)
+    for _ in range(2):
+        assert_rows_as_model(cublaslt.rows(case.rows, case.tiles, case.groups, torch.float32), case, torch.float32)
+    assert library.asked == [(32, m, 128) for m in (16, 16, 32, 32, 64)]
+    assert library.shapes == [(32, m, 128) for m in (16, 12)] * 2
 
 
 def test_a_workspace_is_as_large_as_the_algorithm_needs(library):
