@@ -86,23 +86,25 @@ def dense_figures(times: Times) -> Iterator[Figure]:
 
 
 def gemm_figures(routing: Routing, parts: list[Part], times: Times, dense: Times, dense_flops: int) -> Iterator[Figure]:
-    """TFLOP/s of the grouped FP8 GEMMs beside one dense `scaled_mm` of as many rows; of BF16's beside a matmul."""
+    """TFLOP/s of the grouped FP8 GEMMs beside one dense `scaled_mm` of as many rows; of BF16's beside a matmul.
+
+    Wgrad multiplies 1x128 by 1x128, which is slower than 1x128 by 128x128 in a dense GEMM too: it is set against both,
+    its target against its own kind.
+    """
     has_target = routing is Routing.BALANCED
-    for prefix, key in (("fp8", "dense.gemm.fp8"), ("bf16", "dense.gemm.bf16")):
-        dense_rate = dense_flops / dense[key].us
-        for name, kinds, target in (
-            ("Fprop and Dgrad", (Kind.FPROP, Kind.DGRAD), _GEMM_ROWS),
-            ("Wgrad", (Kind.WGRAD,), _GEMM_WGRAD),
-        ):
-            chosen = [p for p in parts if p.kind in kinds and p.key.startswith(prefix)]
-            rate = sum(p.flops for p in chosen) / _sum(times, *(p.key for p in chosen))
-            is_fp8 = prefix == "fp8"
-            yield Figure(
-                f"{prefix.upper()} grouped {name}, TFLOP/s of a dense {'scaled_mm' if is_fp8 else 'matmul'}",
-                routing,
-                rate / dense_rate,
-                target if is_fp8 and has_target else None,
-            )
+    rows, wgrad = (Kind.FPROP, Kind.DGRAD), (Kind.WGRAD,)
+    for prefix, name, kinds, key, of, target in (
+        ("fp8", "Fprop and Dgrad", rows, "gemm", "scaled_mm, 1x128 by 128x128", _GEMM_ROWS),
+        ("fp8", "Wgrad", wgrad, "wgrad", "scaled_mm, 1x128 by 1x128", _GEMM_WGRAD),
+        ("fp8", "Wgrad", wgrad, "gemm", "scaled_mm, 1x128 by 128x128", None),
+        ("bf16", "Fprop and Dgrad", rows, "gemm", "matmul", None),
+        ("bf16", "Wgrad", wgrad, "wgrad", "matmul", None),
+    ):
+        chosen = [p for p in parts if p.kind in kinds and p.key.startswith(prefix)]
+        rate = sum(p.flops for p in chosen) / _sum(times, *(p.key for p in chosen))
+        dense_rate = dense_flops / dense[f"dense.{key}.{prefix}"].us
+        name = f"{prefix.upper()} grouped {name}, TFLOP/s of a dense {of}"
+        yield Figure(name, routing, rate / dense_rate, target if has_target else None)
 
 
 def _sum(times: Times, *keys: str) -> float:
