@@ -1,6 +1,7 @@
-"""The README's table of measured results, made from benchmarks/results: python benchmarks/readme_table.py."""
+"""The README's tables of measured results, made from benchmarks/results: python benchmarks/readme_table.py [moe]."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ RIVALS = [
     ("bf16_to_fp4_row", "torchao", "against torch.compile'd {rival}"),
     ("fp4_row_to_fp8_row", "fp4_to_bf16, bf16_to_fp8_row", "against MXFP4 -> BF16 -> FP8 rows"),
     ("fp4_row_to_fp8_col", "fp4_to_bf16, t()", "against MXFP4 -> BF16 -> torch's transpose (1.5 ms) -> FP8"),
+]
+
+
+MOE_RESULTS = RESULTS / "moe_h200.json"
+RECIPES = ("BF16", "FP8", "MXFP4")
+# label, kinds of parts whose times are added
+MOE_PARTS = [
+    ("GEMMs", ("GEMM Fprop", "GEMM Dgrad", "GEMM Wgrad")),
+    ("quantize, convert", ("quantize", "convert")),
+    ("SwiGLU", ("SwiGLU forward", "SwiGLU backward")),
+    ("permute, unpermute", ("permute, unpermute",)),
 ]
 
 
@@ -81,5 +93,69 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def moe_table(moe: Any) -> str:
+    """Markdown of what `mxsim bench moe --json` wrote on a CUDA device."""
+    made, shape = moe["provenance"], moe["shape"]
+    balanced, *others = moe["routings"]
+    lines = [
+        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"hidden {shape['hidden']}, intermediate {shape['intermediate']}, {shape['experts']} experts, "
+        f"{shape['tokens']} tokens x top-{shape['top_k']} = {shape['rows']} rows. `{made['command']}`",
+        "",
+        "| expert layer, forward + backward | BF16 | FP8 | MXFP4 |",
+        "| --- | --- | --- | --- |",
+        _row("balanced routing", _steps(balanced)),
+        *(_row(label, _parts(balanced, kinds)) for label, kinds in MOE_PARTS),
+        _row("FP8 weights made inside the step", _steps(balanced, ", weights inside")),
+        *(_row(f"{r['routing']} routing", _steps(r)) for r in others),
+        _row("activations kept for backward", {r: f"{n / 1e6:.0f} MB" for r, n in balanced["saved_bytes"].items()}),
+    ]
+    peaks: dict[int, dict[str, str]] = {}
+    for peak in moe["peaks"]:
+        peaks.setdefault(peak["num_layers"], {})[peak["recipe"]] = f"{peak['peak'] / 1e9:.2f} GB"
+    for num_layers, cells in peaks.items():
+        what = f"{num_layers} layers" if num_layers > 1 else "one layer"
+        lines.append(_row(f"peak memory of {what} above weights and gradients", cells))
+    lines += ["", "| figure | measured | at least | aim | |", "| --- | --- | --- | --- | --- |"]
+    for figure in moe["figures"]:
+        if "target" in figure:
+            target = figure["target"]
+            name = _name(figure) + (f", the paper {figure['paper']}" if "paper" in figure else "")
+            bounds = f"{target['bound']:g} | {target['aim']:g} | {_VERDICTS[target['verdict']]}"
+            lines.append(f"| {name} | {figure['value']:.3f} | {bounds} |")
+    one_read = [f for f in moe["figures"] if "target" not in f and "one-read" in f["name"]]
+    notes = [
+        f"- Against one kernel that reads BF16 once and writes FP8 rows and columns: {_name(f)} {f['value']:.2f}."
+        for f in one_read
+    ]
+    bound = [f"{s['recipe']} ({r['routing']})" for r in moe["routings"] for s in r["steps"] if s.get("is_host_bound")]
+    notes += [f"- Bound by the host: {', '.join(bound)}."] if bound else []
+    return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+_VERDICTS = {"aim": "aim reached", "reached": "reached", "missed": "missed"}
+
+
+def _row(label: str, cells: dict[str, str]) -> str:
+    return f"| {label} | {' | '.join(cells.get(recipe, '') for recipe in RECIPES)} |"
+
+
+def _steps(routing: Any, suffix: str = "") -> dict[str, str]:
+    times = {step["recipe"]: f"{step['us'] / 1e3:.2f} ms" for step in routing["steps"]}
+    return {recipe: times.get(recipe + suffix, "") for recipe in RECIPES}
+
+
+def _parts(routing: Any, kinds: tuple[str, ...]) -> dict[str, str]:
+    found = {recipe: sum(routing["sums_us"][recipe].get(kind, 0.0) for kind in kinds) for recipe in RECIPES}
+    return {recipe: f"{us / 1e3:.2f} ms" for recipe, us in found.items() if us}
+
+
+def _name(figure: Any) -> str:
+    return figure["name"] + (f" ({figure['routing']})" if figure["routing"] else "")
+
+
 if __name__ == "__main__":
-    print(table())
+    if sys.argv[1:] == ["moe"]:
+        print(moe_table(json.loads(MOE_RESULTS.read_text())))
+    else:
+        print(table())

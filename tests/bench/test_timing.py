@@ -7,7 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxsim.bench import timing  # noqa: E402
-from mxsim.bench.timing import Method, copy_of, overhead_us, time_calls  # noqa: E402
+from mxsim.bench.timing import (  # noqa: E402
+    Method,
+    calls_on_copies,
+    copy_of,
+    host_and_wall_us,
+    overhead_us,
+    time_calls,
+    time_in_turn,
+)
+from mxsim.kernels import Fp8Rows  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 CYCLES_PER_US = 2000
@@ -160,3 +169,61 @@ def test_a_copy_has_the_values_and_strides_and_other_memory():
     assert torch.equal(x, y)
     assert y.stride() == x.stride()
     assert y.data_ptr() != x.data_ptr()
+
+
+def test_works_take_turns_sample_by_sample(install):
+    device, seen = install(FakeDevice(launch_us=10.0, kernel_us=0.0)), []
+
+    def call(name, kernel_us):
+        def run():
+            seen.append(name)
+            device.kernel_us = kernel_us
+            device.call()
+
+        return run
+
+    slow, slower = time_in_turn([[call("a", 3000.0)], [call("b", 5000.0)]], CUDA, 4)
+    assert (slow.us, slower.us) == (pytest.approx(3000.0), pytest.approx(5000.0))
+    assert (slow.num_samples, slow.calls_per_sample) == (4, 1)
+    assert "".join(seen[-8:]) == "abababab"
+
+
+def test_a_long_call_is_estimated_alone(install):
+    """Five steps of a layer would not fit into the launch queue."""
+    device = install(FakeDevice(launch_us=10.0, kernel_us=20000.0))
+    time_calls([device.call], CUDA, 2)
+    assert device.num_kernels == 3 + 1 + 2
+
+
+def test_the_wait_for_a_step_is_bounded(install):
+    device = install(FakeDevice(launch_us=50_000.0, kernel_us=2000.0))
+    (timing,) = time_in_turn([[device.call]], CUDA, 2, max_wait_cycles=4_000_000)
+    assert not timing.is_queue_full
+    assert device.host_us < 1e6
+
+
+def test_host_time_is_alone_and_wall_time_is_shared(install, monkeypatch):
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: round(1e3 * device.host_us))
+    device = install(FakeDevice(launch_us=30.0, kernel_us=100.0))
+    host, wall = host_and_wall_us(device.call, CUDA, 50)
+    assert host == pytest.approx(30.0)
+    assert wall == pytest.approx(100.0, rel=0.02)
+    device = install(FakeDevice(launch_us=300.0, kernel_us=100.0))
+    host, wall = host_and_wall_us(device.call, CUDA, 50)
+    assert (host, wall) == (pytest.approx(300.0), pytest.approx(300.0, rel=0.02))
+
+
+def test_calls_on_copies_pass_the_cache():
+    rows = Fp8Rows(torch.ones(4, 4), torch.ones(4, 1))
+    seen = []
+    calls, is_in_cache = calls_on_copies(lambda *inputs: seen.append(inputs), (rows, None), 100, cache=150)
+    assert len(calls) == 6  # 4 caches of 150
+    assert not is_in_cache
+    for call in calls:
+        call()
+    assert len({inputs[0].codes.data_ptr() for inputs in seen}) == 6
+    assert all(type(inputs[0]) is Fp8Rows and inputs[1] is None for inputs in seen)
+    assert seen[0][0] is rows
+    calls, is_in_cache = calls_on_copies(print, (), 1, cache=150)
+    assert len(calls) == 32
+    assert is_in_cache

@@ -73,7 +73,9 @@ def run(
                 peak = measure_peak(recipe, shape, num_layers, where)
                 report.peaks += [peak] if peak else []
             _release(where)
-    if not on_cuda:
+    if on_cuda:
+        report.notes.append("Group sizes lie on the host, as a dispatch leaves them: the layer waits for nothing.")
+    else:
         report.notes.append("Peak memory is counted on CUDA devices alone.")
     steps.next("one-read FP8")
     fused = _fused(where, shape, report)
@@ -131,7 +133,7 @@ class _Bench:
         works = [[lambda layer=layer: layer.step(tokens)] for layer in self._usable]
         timings = time_in_turn(works, self.device, self.effort.num_steps, _MAX_WAIT_CYCLES)
         for layer, (step,), timing in zip(self._usable, works, timings, strict=True):
-            host_and_wall = ()
+            host_and_wall: tuple[float, ...] = ()
             if self.device.type == "cuda":
                 host_and_wall = host_and_wall_us(step, self.device, self.effort.num_steps // 2 + 1)
             found.steps.append(Step(layer.name, timing, *host_and_wall))
@@ -183,6 +185,7 @@ def _fused(device: torch.device, shape: LayerShape, report: MoeReport) -> dict[i
         tokens = make_tokens(Routing.BALANCED, shape, device)
         x = permute(tokens.x_TH.detach(), tokens.permutation)
         if all(same_bits(kernel, x) for kernel in fused.values()):
+            report.notes.append("One-read FP8: the fastest number of warps, the rows as one matrix, its bits compared.")
             return fused
         reason = "its bits differ from bf16_to_fp8_row's and bf16_to_fp8_col's"
     except Unavailable as error:

@@ -5,7 +5,6 @@ T tokens, K choices a token, E experts, R = T * K routed rows, H hidden, F inter
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -60,10 +59,17 @@ class Routing(Enum):
         }[self]
 
 
+_MAX_TRIES = 100
+
+
 def expert_ids(routing: Routing, shape: LayerShape, seed: int = 0) -> Int64[Tensor, "T K"]:
-    """The experts of every token, on the CPU; no expert is empty but those that are meant to be."""
+    """The experts of every token, on the CPU; no expert is empty but those that are meant to be.
+
+    Raises:
+        ValueError: for a shape with too few rows for that.
+    """
     num_experts, top_k = shape.num_experts, shape.top_k
-    for number in count(seed):
+    for number in range(seed, seed + _MAX_TRIES):
         generator = torch.Generator().manual_seed(number)
         if routing is Routing.BALANCED:
             # num_experts / top_k tokens share a random order of all experts.
@@ -78,7 +84,7 @@ def expert_ids(routing: Routing, shape: LayerShape, seed: int = 0) -> Int64[Tens
         ids = expert_of_rank[(weights.log() + gumbel).topk(top_k, 1).indices]
         if len(ids.unique()) == len(weights):
             return ids
-    raise AssertionError("unreachable")
+    raise ValueError(f"bench: {shape.rows} rows are too few for {num_experts} experts, none of them empty")
 
 
 class Tokens(NamedTuple):
