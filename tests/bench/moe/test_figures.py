@@ -84,9 +84,11 @@ def test_gemms_are_compared_by_their_rates():
         for kind, flops in ((Kind.FPROP, 600), (Kind.DGRAD, 300), (Kind.WGRAD, 600))
     ]
     times = {p.key: Timing(us, us, us, Method.QUEUE, 9, 1) for p, us in zip(parts, (6, 4, 10) * 2, strict=True)}
-    dense = _times(dense__gemm__fp8=10.0, dense__gemm__bf16=20.0)
-    rows, wgrad, *bf16 = gemm_figures(Routing.BALANCED, parts, times, dense, 1000)
-    assert (rows.value, wgrad.value) == (0.9, 0.6)
-    assert (rows.verdict, wgrad.verdict) == (Verdict.REACHED, Verdict.REACHED)
-    assert [f.value for f in bf16] == [1.8, 1.2]
-    assert [f.verdict for f in gemm_figures(Routing.SKEWED, parts, times, dense, 1000)] == [None] * 4
+    dense = _times(dense__gemm__fp8=10.0, dense__wgrad__fp8=12.5, dense__gemm__bf16=20.0, dense__wgrad__bf16=25.0)
+    rows, wgrad, wgrad_of_tiles, *bf16 = gemm_figures(Routing.BALANCED, parts, times, dense, 1000)
+    assert (rows.value, wgrad.value, wgrad_of_tiles.value) == (0.9, 0.75, 0.6)
+    assert (rows.verdict, wgrad.verdict) == (Verdict.REACHED, Verdict.AIM)
+    assert wgrad_of_tiles.verdict is None
+    assert [f.value for f in bf16] == [1.8, 1.5]
+    assert [f.verdict for f in bf16] == [None, None]
+    assert [f.verdict for f in gemm_figures(Routing.SKEWED, parts, times, dense, 1000)] == [None] * 5
