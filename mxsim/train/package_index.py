@@ -44,15 +44,30 @@ def fetch(sources: Sequence[Source], folder: Path, update: Update | None = None)
                 for size_bytes in pip.read(source, part):
                     if update is not None:
                         update(done + size_bytes, to_do, source.file)
-                check(source, part)
-                part.replace(archives[source.file])
+                _keep(source, part, archives[source.file])
             except OSError as error:  # the disk's, and those of pip's session
                 raise CorpusError(f"cannot fetch {source.file} into {folder}: {error.strerror or error}") from error
-            except CorpusError:
-                part.unlink(missing_ok=True)  # wrong bytes, to which nothing can be added
-                raise
             done += source.size_bytes
     return archives
+
+
+def _keep(source: Source, part: Path, archive: Path) -> None:
+    """Move a whole archive to its place; delete one of wrong bytes, to which nothing can be added.
+
+    Raises:
+        CorpusError: if the archive is not whole or not the pinned one.
+    """
+    size_bytes = part.stat().st_size
+    if size_bytes < source.size_bytes:
+        raise CorpusError(
+            f"{source.file} broke off at {size_bytes} of {source.size_bytes} bytes; run again to go on"
+        )
+    try:
+        check(source, part)
+    except CorpusError:
+        part.unlink()
+        raise
+    part.replace(archive)
 
 
 @dataclass(frozen=True)
@@ -88,10 +103,9 @@ def _silent_pip(folder: Path) -> Iterator[_Pip]:
         CorpusError: if there is none, or one that cannot be called so; says what to put into the folder instead.
     """
     logger = logging.getLogger("pip")
-    handlers, propagate = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [logging.NullHandler()], False
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: (setattr(logger, "handlers", handlers), setattr(logger, "propagate", propagate)))
+        stack.callback(_restore, logger, logger.handlers, logger.propagate)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
         try:
             from pip._internal.commands import create_command
 
@@ -105,3 +119,7 @@ def _silent_pip(folder: Path) -> Iterator[_Pip]:
                 f"pip cannot be called here ({error}); put the archives that {PINS.name} lists into {folder} by hand"
             ) from error
         yield _Pip(finder, session)
+
+
+def _restore(logger: logging.Logger, handlers: list[logging.Handler], propagate: bool) -> None:
+    logger.handlers, logger.propagate = handlers, propagate
