@@ -107,7 +107,7 @@ def moe_table(moe: Any) -> str:
         _row("balanced routing", _steps(balanced)),
         *(_row(label, _parts(balanced, kinds)) for label, kinds in MOE_PARTS),
         _row("FP8 weights made inside the step", _steps(balanced, ", weights inside")),
-        *(_row(f"{r['routing']} routing", _steps(r)) for r in others),
+        *(_row(f"routing {r['routing']}", _steps(r)) for r in others),
         _row("activations kept for backward", {r: f"{n / 1e6:.0f} MB" for r, n in balanced["saved_bytes"].items()}),
     ]
     peaks: dict[int, dict[str, str]] = {}
@@ -123,11 +123,18 @@ def moe_table(moe: Any) -> str:
             name = _name(figure) + (f", the paper {figure['paper']}" if "paper" in figure else "")
             bounds = f"{target['bound']:g} | {target['aim']:g} | {_VERDICTS[target['verdict']]}"
             lines.append(f"| {name} | {figure['value']:.3f} | {bounds} |")
-    one_read = [f for f in moe["figures"] if "target" not in f and "one-read" in f["name"]]
-    notes = [
-        f"- Against one kernel that reads BF16 once and writes FP8 rows and columns: {_name(f)} {f['value']:.2f}."
-        for f in one_read
+    one_read = [
+        f"{figure['name'].split('-')[0]} {figure['value']:.2f}"
+        + (f" ({figure['routing']})" if figure["routing"] else "")
+        for figure in moe["figures"]
+        if "target" not in figure and "one-read" in figure["name"]
     ]
+    notes = []
+    if one_read:
+        notes.append(
+            "- Against one kernel that reads BF16 once and writes FP8 rows and columns, quantization + conversion: "
+            f"{', '.join(one_read)}."
+        )
     bound = [f"{s['recipe']} ({r['routing']})" for r in moe["routings"] for s in r["steps"] if s.get("is_host_bound")]
     notes += [f"- Bound by the host: {', '.join(bound)}."] if bound else []
     return "\n".join([*lines, "", *notes] if notes else lines)

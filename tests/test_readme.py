@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_prints_what_its_comments_say(capsys):
-    example, _ = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    example, _, _ = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     exec(example, {})
     in_rows_and_columns, at_headroom_0 = capsys.readouterr().out.splitlines()
     assert in_rows_and_columns == "0 0"
@@ -21,11 +21,28 @@ def test_the_example_prints_what_its_comments_say(capsys):
 
 def test_the_torch_example_runs():
     torch = pytest.importorskip("torch")
-    _, example = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    _, example, _ = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     names = {}
     exec(example.replace("4096, 7168", "4096, 256"), names)
     assert names["cols"].padded_group_sizes.tolist() == [1024, 0, 3072]
     assert names["fp8"].codes.dtype == torch.float8_e4m3fn
+
+
+def test_the_example_of_the_layer_runs():
+    torch = pytest.importorskip("torch")
+    _, _, example = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    for size, small in (
+        ("7168, 2048", "256, 128"),
+        ("256, top_k=8", "8, top_k=2"),
+        ('device="cuda"', "dtype=torch.bfloat16"),
+    ):
+        assert size in example
+        example = example.replace(size, small)
+    x = torch.randn(2, 5, 256).bfloat16().requires_grad_()
+    names = {"torch": torch, "x": x, "model": torch.nn.Linear(256, 1, dtype=torch.bfloat16)}
+    exec(example, names)
+    assert names["y"].shape == x.shape
+    assert names["loss"].shape == (2, 5, 1)
 
 
 def test_the_measured_tables_are_those_of_the_results():
