@@ -11,6 +11,8 @@ from mxsim.bench.timing import Timing
 
 Times = Mapping[str, Timing]  # by the key of a part, or the name of a layer
 
+_FP8_BYTES = 1 + 4 / 128  # of an element: code and share of a scale
+ROW_BYTES, ONE_READ_BYTES = 2 + _FP8_BYTES, 2 + 2 * _FP8_BYTES  # BF16 read, FP8 written: once, twice
 _SAVED_OF_BF16, _SAVED_OF_FP8 = Target(0.30, 0.266), Target(0.45, 0.40)
 _GROUPED_TOTAL, _DENSE_TOTAL = Target(1.5, 1.7), Target(1.0, 1.1)
 _STEP_BF16, _STEP_FP8 = Target(1.15, 1.35), Target(0.98, 1.05)
@@ -71,9 +73,8 @@ def grouped_figures(routing: Routing, times: Times) -> Iterator[Figure]:
     yield Figure(f"{what}, FP8 / MXFP4", routing, fp8 / mxfp4, _GROUPED_TOTAL, "1.43 to 1.53")
     permuted = (fp8 + _sum(times, "permute.bf16")) / (mxfp4 + _sum(times, "permute.fp4"))
     yield Figure(f"{what}, the permutation of x inside, FP8 / MXFP4", routing, permuted)
-    if fused := _fused_us(times):
-        # NOTE: the one-read kernel has no ragged form; its time is that of the same rows as one matrix.
-        yield Figure(f"{what}, one-read FP8 / MXFP4", routing, fused / mxfp4)
+    # NOTE: one-read kernels have no ragged form here; their times are those of the same rows as one matrix.
+    yield from _one_read_figures(what, routing, times, mxfp4)
 
 
 def dense_figures(times: Times) -> Iterator[Figure]:
@@ -81,8 +82,7 @@ def dense_figures(times: Times) -> Iterator[Figure]:
     mxfp4, fp8 = _sum(times, "dense.fp4.rows", "dense.fp4.cols"), _sum(times, "dense.fp8.rows", "dense.fp8.cols")
     what = "dense-linear quantization + conversion"
     yield Figure(f"{what}, FP8 / MXFP4", None, fp8 / mxfp4, _DENSE_TOTAL, "0.33 to 0.36")
-    if fused := _fused_us(times):
-        yield Figure(f"{what}, one-read FP8 / MXFP4", None, fused / mxfp4)
+    yield from _one_read_figures(what, None, times, mxfp4)
 
 
 def gemm_figures(routing: Routing, parts: list[Part], times: Times, dense: Times, dense_flops: int) -> Iterator[Figure]:
@@ -111,6 +111,13 @@ def _sum(times: Times, *keys: str) -> float:
     return sum(times[key].us for key in keys)
 
 
-def _fused_us(times: Times) -> float | None:
-    """The fastest configuration's."""
-    return min((t.us for key, t in times.items() if key.startswith("dense.fused.")), default=None)
+def _one_read_figures(what: str, routing: Routing | None, times: Times, mxfp4_us: float) -> Iterator[Figure]:
+    """Against the fastest configuration of the one-read kernel; and against what it could be.
+
+    At the bandwidth of `bf16_to_fp8_row` it would take that kernel's time, times what it writes besides.
+    """
+    fused = [t.us for key, t in times.items() if key.startswith("dense.fused.")]
+    if fused:
+        yield Figure(f"{what}, one-read FP8 / MXFP4", routing, min(fused) / mxfp4_us)
+    ideal_us = times["dense.fp8.rows"].us * ONE_READ_BYTES / ROW_BYTES
+    yield Figure(f"{what}, FP8 in one read at the row kernel's bandwidth / MXFP4", routing, ideal_us / mxfp4_us)

@@ -55,23 +55,28 @@ QUANTIZERS = {
     "x__fp4__cols": 4.0,
     "permute__bf16": 4.0,
     "permute__fp4": 1.0,
+    "dense__fp8__rows": 97.0,
 }
 
 
 def test_grouped_totals():
-    total, permuted = grouped_figures(Routing.BALANCED, _times(**QUANTIZERS))
+    total, permuted, ideal = grouped_figures(Routing.BALANCED, _times(**QUANTIZERS))
     assert total.value == 14 / 8
     assert total.verdict is Verdict.AIM
     assert permuted.value == 18 / 9
-    *_, fused = grouped_figures(Routing.BALANCED, _times(**QUANTIZERS, dense__fused__4=12.0, dense__fused__8=10.0))
+    # 2 + 33/32 bytes an element become 2 + 66/32
+    assert ideal.value == pytest.approx(130 / 8)
+    times = _times(**QUANTIZERS, dense__fused__4=12.0, dense__fused__8=10.0)
+    *_, fused, _ = grouped_figures(Routing.BALANCED, times)
     assert fused.value == 10 / 8
-    assert fused.verdict is None
+    assert fused.verdict is ideal.verdict is None
 
 
 def test_dense_totals():
     times = _times(dense__fp8__rows=4.0, dense__fp8__cols=5.0, dense__fp4__rows=6.0, dense__fp4__cols=4.0)
-    (total,) = dense_figures(times)
+    total, ideal = dense_figures(times)
     assert (total.value, total.verdict) == (0.9, Verdict.MISSED)
+    assert ideal.value == pytest.approx(0.4 * 130 / 97)
 
 
 def test_gemms_are_compared_by_their_rates():

@@ -54,7 +54,7 @@ def test_the_json_has_it_all_and_no_targets_on_the_cpu(cpu_report):
     assert {"device", "torch", "triton", "date", "command"} <= document["provenance"].keys()
     assert document["shape"]["rows"] == 128
     assert all("target" not in figure for figure in document["figures"])
-    assert len(document["figures"]) == 3 * (2 + 4) + 2 * (2 + 5) + 1
+    assert len(document["figures"]) == 3 * (2 + 4) + 2 * (3 + 5) + 2
     assert document["peaks"] == []
     balanced = document["routings"][0]
     assert balanced["group_sizes"] == [16] * 8
