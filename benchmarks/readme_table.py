@@ -135,9 +135,30 @@ def moe_table(moe: Any) -> str:
             "- Against one kernel that reads BF16 once and writes FP8 rows and columns, quantization + conversion: "
             f"{', '.join(one_read)}."
         )
+    if any(part["key"].startswith("dense.fused") for part in moe["dense"]):
+        notes.append(
+            f"  That kernel is slow; one at the rate of BF16 -> FP8 rows would take {_one_read_us(moe):.0f} us, and the "
+            f"ratios would be {_one_read_ratios(moe)} (computed, not measured)."
+        )
+    against_faster = [f for f in moe["figures"] if f["routing"] == "balanced" and "target" not in f]
+    notes += [f"- {f['name']}: {f['value']:.2f}." for f in against_faster if f["name"].startswith("FP8 grouped Wgrad")]
     bound = [f"{s['recipe']} ({r['routing']})" for r in moe["routings"] for s in r["steps"] if s.get("is_host_bound")]
     notes += [f"- Bound by the host: {', '.join(bound)}."] if bound else []
     return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+def _one_read_us(moe: Any) -> float:
+    """What one read of the rows and both results would take at the rate of `bf16_to_fp8_row`."""
+    dense = {part["key"]: part for part in moe["dense"]}
+    (num_bytes,) = {part["bytes"] for key, part in dense.items() if key.startswith("dense.fused")}
+    return float(num_bytes / dense["dense.fp8.rows"]["tb_per_s"] / 1e6)
+
+
+def _one_read_ratios(moe: Any) -> str:
+    us = {part["key"]: part["us"] for part in (*moe["dense"], *moe["routings"][0]["parts"])}
+    grouped = us["tokens.fp4"] + us["x.fp4.rows"] + us["x.fp4.cols"]
+    dense = us["dense.fp4.rows"] + us["dense.fp4.cols"]
+    return f"{_one_read_us(moe) / grouped:.2f} grouped and {_one_read_us(moe) / dense:.2f} dense"
 
 
 _VERDICTS = {"aim": "aim reached", "reached": "reached", "missed": "missed"}
