@@ -137,8 +137,8 @@ def moe_table(moe: Any) -> str:
         )
     if any(part["key"].startswith("dense.fused") for part in moe["dense"]):
         notes.append(
-            f"  That kernel is slow; one at the rate of BF16 -> FP8 rows would take {_one_read_us(moe):.0f} us, and the "
-            f"ratios would be {_one_read_ratios(moe)} (computed, not measured)."
+            f"  That kernel is slow; one at the rate of BF16 -> FP8 rows would take {_one_read_us(moe):.0f} us, and "
+            f"the ratios would be {_one_read_ratios(moe)} (computed, not measured)."
         )
     against_faster = [f for f in moe["figures"] if f["routing"] == "balanced" and "target" not in f]
     notes += [f"- {f['name']}: {f['value']:.2f}." for f in against_faster if f["name"].startswith("FP8 grouped Wgrad")]
