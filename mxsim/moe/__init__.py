@@ -5,6 +5,7 @@ layer = MoE(7168, 2048, num_experts=256, top_k=8, recipe=Recipe.MXFP4)
 
 from mxsim.moe.activation_observer import observe_activations
 from mxsim.moe.compression import ActivationCompression, CompressionReport, compress_activations
+from mxsim.moe.expert_parallel import ExpertParallel
 from mxsim.moe.experts import Experts
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm, GemmRecord, grouped_gemm, grouped_wgrad, record_gemms
@@ -22,6 +23,7 @@ __all__ = [
     "CompressionReport",
     "Compute",
     "Conversion",
+    "ExpertParallel",
     "Experts",
     "Fp4Tokens",
     "Gemm",

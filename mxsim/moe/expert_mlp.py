@@ -26,11 +26,12 @@ from mxsim.moe.library import not_differentiable, operator
 from mxsim.moe.recipe import Activation, Compute, Conversion, Gradients, Recipe
 from mxsim.moe.stored import (
     columns_of,
+    columns_of_tokens,
     empty_kept,
     grown,
     quantize_gradient,
     quantize_input,
-    rows_from_fp4,
+    rows_of_tokens,
     to_fp4,
 )
 from mxsim.moe.swiglu import swiglu, swiglu_backward
@@ -110,7 +111,8 @@ def _experts(
     """(y [R, H], kept): kept is the group sizes on the CPU, then what is kept of h, of a and, unless x is MXFP4, of x.
 
     Args:
-        x: [R, H] in bfloat16 (any float for compute BF16), or packed E2M1 codes with x_scales.
+        x: [R, H] in bfloat16 (any float for compute BF16); or packed E2M1 codes with x_scales of E8M0 codes; or E4M3
+            codes with x_scales in float32, a power of two for each 128.
         probs: float32 [R], or None for 1.
         w1, w2: the weights [E, 2F, H], [E, H, F] for compute BF16, else the tensors of their `Fp8Weight`.
     """
@@ -128,7 +130,7 @@ def _experts(
 
     kept_x: list[Tensor] = []
     if x_scales is not None:
-        rows = rows_from_fp4(Fp4Rows(x, x_scales), r, sizes)
+        rows = rows_of_tokens(x, x_scales, r, sizes)
     else:
         rows, kept_x = quantize_input(x, Activation.EXPERT_INPUT, r, sizes, seed_of(seed, 0))
     h = grouped_gemm(rows, Fp8Weight(*w1).tiles(), groups, gemm=backend)
@@ -158,11 +160,13 @@ def _experts_backward_fake(
     gemm: str,
     weight_dtype: torch.dtype,
     needs: Sequence[bool],
+    dy_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     need_dx, need_dprobs, need_dw1, need_dw2 = needs
-    nothing = dy.new_empty(0)
+    dtype = dy.dtype if dy_scales is None else torch.bfloat16
+    nothing = dy.new_empty(0, dtype=dtype)
     return (
-        torch.empty_like(dy) if need_dx else nothing,
+        dy.new_empty((dy.shape[0], w1[0].shape[2]), dtype=dtype) if need_dx else nothing,
         torch.empty_like(probs) if need_dprobs and probs is not None else nothing,
         dy.new_empty(w1[0].shape, dtype=weight_dtype) if need_dw1 else nothing,
         dy.new_empty(w2[0].shape, dtype=weight_dtype) if need_dw2 else nothing,
@@ -182,15 +186,19 @@ def _experts_backward(
     gemm: str,
     weight_dtype: torch.dtype,
     needs: Sequence[bool],
+    dy_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dprobs, dw1, dw2); an empty tensor for what is not needed. x: None where the forward kept it otherwise."""
+    """(dx, dprobs, dw1, dw2); an empty tensor for what is not needed. x: None where the forward kept it otherwise.
+
+    dy: [R, H] in the dtype of y; or, for compute FP8, codes with dy_scales, as x in the forward.
+    """
     r = recipe_of(recipe)
     backend = Gemm(gemm)
     need_dx, need_dprobs, need_dw1, need_dw2 = needs
     host_sizes, *rest = kept
     groups = Groups.from_tensor(host_sizes, dy.shape[0], device=dy.device)
     sizes = groups.sizes
-    dx = dw1 = dw2 = nothing = dy.new_empty(0)
+    dx = dw1 = dw2 = nothing = dy.new_empty(0, dtype=dy.dtype if dy_scales is None else torch.bfloat16)
     dy = dy.contiguous()
     if r.compute is Compute.BF16:
         h, a = rest
@@ -208,10 +216,11 @@ def _experts_backward(
     num_h = 2 if r.keeps_fp4(Activation.SWIGLU_INPUT) else 1
     num_a = 2 if r.keeps_fp4(Activation.DOWN_INPUT) else 3
     kept_h, kept_a, kept_x = rest[:num_h], rest[num_h : num_h + num_a], rest[num_h + num_a :]
-    if x_scales is not None:
-        kept_x = [x, x_scales]  # type: ignore[list-item]
 
-    rows, cols = quantize_gradient(dy, r, sizes, seed_of(seed, 3))
+    if dy_scales is None:
+        rows, cols = quantize_gradient(dy, r, sizes, seed_of(seed, 3))
+    else:
+        rows, cols = rows_of_tokens(dy, dy_scales, r, sizes), columns_of_tokens(dy, dy_scales, r, sizes)
     da = grouped_gemm(rows, Fp8Weight(*w2).tiles_t(), groups, gemm=backend)
     del rows
     if need_dw2:
@@ -227,7 +236,10 @@ def _experts_backward(
         dx = grouped_gemm(rows, Fp8Weight(*w1).tiles_t(), groups, gemm=backend)
     del rows
     if need_dw1:
-        x_cols = columns_of(kept_x, Activation.EXPERT_INPUT, r, sizes)
+        if x is not None and x_scales is not None:
+            x_cols = columns_of_tokens(x, x_scales, r, sizes)
+        else:
+            x_cols = columns_of(kept_x, Activation.EXPERT_INPUT, r, sizes)
         dw1 = grouped_wgrad(cols, x_cols, groups, gemm=backend, out_dtype=weight_dtype)
     return dx, dprobs if dprobs is not None and need_dprobs else nothing, dw1, dw2
 
@@ -242,7 +254,7 @@ experts = operator(
 )
 experts_backward = operator(
     "moe_experts_backward(Tensor dy, Tensor? x, Tensor? x_scales, Tensor? probs, Tensor[] kept, Tensor[] w1, "
-    "Tensor[] w2, Tensor? seed, str recipe, str gemm, ScalarType weight_dtype, bool[4] needs) "
+    "Tensor[] w2, Tensor? seed, str recipe, str gemm, ScalarType weight_dtype, bool[4] needs, Tensor? dy_scales=None) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_experts_backward,
     cuda=_experts_backward,

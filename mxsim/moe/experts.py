@@ -107,11 +107,11 @@ class Experts(nn.Module):
         self.fp8_weights = Fp8WeightCache()
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Uniform in +-1 / sqrt(fan in), as nn.Linear."""
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Uniform in +-1 / sqrt(fan in), as nn.Linear; drawn from torch's generator, or this one."""
         for weight in (self.w1, self.w2):
             bound = 1 / math.sqrt(weight.shape[-1])
-            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(weight, -bound, bound, generator)
 
     def prepare_weights(self) -> None:
         """Make the FP8 copies of the weights once, for all passes until an optimizer changes them."""

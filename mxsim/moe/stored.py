@@ -51,6 +51,20 @@ def rows_from_fp4(fp4: Fp4Rows, recipe: Recipe, sizes: Sequence[int]) -> RaggedF
     return kernels.fp4_row_to_fp8_row(*fp4, headroom=recipe.headroom, group_sizes=sizes)
 
 
+def rows_of_tokens(codes: Tensor, scales: Tensor, recipe: Recipe, sizes: Sequence[int]) -> RaggedFp8Rows:
+    """Rows for the forward GEMM from tokens in MXFP4, or in FP8 (scales float32)."""
+    if scales.dtype is torch.float32:
+        return kernels.fp8_row_to_ragged(codes, scales, group_sizes=sizes)
+    return rows_from_fp4(Fp4Rows(codes, scales), recipe, sizes)
+
+
+def columns_of_tokens(codes: Tensor, scales: Tensor, recipe: Recipe, sizes: Sequence[int]) -> Fp8Cols:
+    """Columns for Wgrad from tokens in MXFP4, or in FP8 (scales float32; codes are rounded again where they must)."""
+    if scales.dtype is torch.float32:
+        return kernels.fp8_row_to_fp8_col(codes, scales, group_sizes=sizes)
+    return columns_from_fp4(Fp4Rows(codes, scales), recipe, sizes)
+
+
 def columns_of(kept: Sequence[Tensor], activation: Activation, recipe: Recipe, sizes: Sequence[int]) -> Fp8Cols:
     """Columns for Wgrad from what `quantize_input` kept."""
     return columns_from_fp4(Fp4Rows(*kept), recipe, sizes) if recipe.keeps_fp4(activation) else Fp8Cols(*kept)
