@@ -59,9 +59,7 @@ def _keep(source: Source, part: Path, archive: Path) -> None:
     """
     size_bytes = part.stat().st_size
     if size_bytes < source.size_bytes:
-        raise CorpusError(
-            f"{source.file} broke off at {size_bytes} of {source.size_bytes} bytes; run again to go on"
-        )
+        raise CorpusError(f"{source.file} broke off at {size_bytes} of {source.size_bytes} bytes; run again to go on")
     try:
         check(source, part)
     except CorpusError:
