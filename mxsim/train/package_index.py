@@ -107,7 +107,7 @@ def _silent_pip(folder: Path) -> Iterator[_Pip]:
         try:
             from pip._internal.commands import create_command
 
-            command = create_command("download")
+            command: Any = create_command("download")
             options, _ = command.parse_args(["--no-deps", "--no-binary=:all:", "--no-cache-dir", "--retries=1"])
             stack.enter_context(command.main_context())
             session = command.get_default_session(options)
