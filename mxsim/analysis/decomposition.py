@@ -230,7 +230,7 @@ def _checked_source(x: Any) -> tuple[np.ndarray, Array]:
         single = exact.astype(np.float32)
     if (single != exact).any():
         index = _first(single != exact)
-        raise ValueError(f"decompose: x holds {exact[index]!r} at {index}, needed numbers that float32 holds")
+        raise ValueError(f"decompose: x holds {exact[index]} at {index}, needed numbers that float32 holds")
     return single, exact
 
 

@@ -170,6 +170,8 @@ def _bytes_of(codes: Any, name: str) -> np.ndarray:
 
 def _scales_of(scales: Any) -> np.ndarray:
     array = as_numpy(scales, caller="identify", name="scales")
+    if array.dtype.newbyteorder("=") == np.float32:
+        array = array.astype(np.float32, copy=False)
     if array.dtype != np.float32 and array.dtype.itemsize != 1:
         raise TypeError(f"identify: scales has dtype {array.dtype}, needed uint8 (E8M0 codes) or float32")
     return np.ascontiguousarray(array) if array.dtype == np.float32 and array.size else _bytes_of(array, "scales")

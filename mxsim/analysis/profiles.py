@@ -18,7 +18,7 @@ from mxsim.formats.inputs import as_numpy, check_subnormals
 
 _FLT_MAX = np.finfo(np.float32).max
 _NAN_BYTE, _LARGEST_BYTE, _BIAS = 0xFF, 0xFE, 127
-_FLOAT_BITS = {"float16": 16, "bfloat16": 16, "float32": 32}
+_FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 
 
 class TieRule(Enum):
@@ -240,7 +240,7 @@ def float32_of(x: Any, caller: str, name: str = "x") -> Float32[np.ndarray, "*sh
     """
     check_subnormals(caller)
     array = as_numpy(x, caller=caller, name=name)
-    if str(array.dtype) not in _FLOAT_BITS:
+    if str(array.dtype.newbyteorder("=")) not in _FLOAT_DTYPES:
         raise TypeError(f"{caller}: {name} has dtype {array.dtype}, needed float16, bfloat16 or float32")
     if array.ndim == 0:
         raise ValueError(f"{caller}: {name} is a scalar, needed at least one axis")

@@ -197,8 +197,11 @@ def column_spread(t: BlockTensor) -> int:
     Blocks that hold only zeros are left out.
 
     Raises:
+        TypeError: if t is not a BlockTensor.
         ValueError: if t is not MXFP4 along the last axis of a matrix, or all of it is zeros or NaN.
     """
+    if not isinstance(t, BlockTensor):
+        raise TypeError(f"column_spread: t is a {type(t).__name__}, needed a BlockTensor")
     if t.format != MXFP4 or t.axis != -1 or t.ndim != 2:
         raise ValueError(f"column_spread: t is {t.format} of {t.ndim} axes, needed MXFP4 along the last of two")
     exponents = t.scales.astype(np.int64)
@@ -213,9 +216,18 @@ def column_spread(t: BlockTensor) -> int:
 
 
 def measured_sigma_octaves(x: Float[np.ndarray, "m k"]) -> float:
-    """Standard deviation over the rows of log2 of their root mean square; rows of zeros are left out."""
-    rms = np.sqrt(np.square(np.asarray(x, np.float64)).mean(axis=1))
-    return float(np.std(np.log2(rms[rms > 0]))) if rms.any() else 0.0
+    """Standard deviation over the rows of log2 of their root mean square; rows of zeros are left out.
+
+    Raises:
+        TypeError, ValueError: as `columns_by`.
+    """
+    x = _checked_matrix(x, "measured_sigma_octaves", "x")
+    x = x[x.any(axis=1)]
+    if not x.size:
+        return 0.0
+    largest = np.abs(x).max(axis=1, keepdims=True)  # taken out: no square overflows or vanishes
+    log2_rms = np.log2(largest[:, 0]) + np.log2(np.square(x / largest).mean(axis=1)) / 2
+    return float(np.std(log2_rms))
 
 
 def lognormal_rows(shape: tuple[int, int], sigma_octaves: float, *, seed: int = 0) -> Float64[np.ndarray, "m k"]:

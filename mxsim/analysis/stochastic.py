@@ -26,11 +26,12 @@ from jaxtyping import Bool, Float, Float64
 
 from mxsim.blocks import MXFP4, BlockFormat, BlockTensor, ScaleRule, quantize
 from mxsim.formats import Rounding, decode, encode, philox_bits
-from mxsim.formats.inputs import as_float
+from mxsim.formats.inputs import as_float, as_numpy
 
 ROUNDINGS = (Rounding.TIES_TO_EVEN, Rounding.STOCHASTIC)
 FIRST_SEED = 2**32  # of the draws: beyond any that data are made from
 
+_MAX_EXPONENT = 200  # products of four such magnitudes are ordinary float64 numbers
 _SIGNIFICANT_DIGITS = 6  # what is left does not depend on the order in which float64 sums are taken
 
 
@@ -95,8 +96,9 @@ def error_moments(
         rounding: TIES_TO_EVEN or STOCHASTIC.
 
     Raises:
-        TypeError: if x is not an array of real numbers, or fmt no BlockFormat.
-        ValueError: for another rounding, a format of tiles or with other scales, or an x that is empty or not finite.
+        TypeError: if x is not an array of floating-point numbers, or fmt no BlockFormat.
+        ValueError: for another rounding, a format of tiles or with other scales, or an x that is empty, not finite, or
+            holds a non-zero magnitude outside 2**-200 to 2**200.
 
     >>> x = np.array([2.75, 4.0, 7.0, -2.25])  # scale 1; 2.75 lies between 2 and 3, 7 above 6
     >>> error_moments(x, MXFP4, rounding=Rounding.STOCHASTIC).mean
@@ -175,6 +177,8 @@ def tensor_errors(
 ) -> Iterator[StochasticRow]:
     """SQNR, bias and variance of x by both roundings, the stochastic one measured over seeds FIRST_SEED, + 1, ...
 
+    UNSATURATED_BIAS is left out where every non-zero element saturates; the two ratios where no element is drawn.
+
     Raises:
         TypeError, ValueError: as `error_moments`; for fewer than 2 seeds, or an x of zeros.
     """
@@ -190,7 +194,9 @@ def tensor_errors(
 
     nearest = error_moments(array, fmt, rounding=Rounding.TIES_TO_EVEN, scale_rule=scale_rule)
     yield row(Rounding.TIES_TO_EVEN, Quantity.SQNR_DB, _db(signal, np.square(nearest.mean).sum()))
-    for quantity, kept in ((Quantity.BIAS, ...), (Quantity.UNSATURATED_BIAS, ~nearest.saturated)):
+    # The same elements saturate by both roundings. Where no other is left, nothing can be relative to it.
+    unsaturated = [(Quantity.UNSATURATED_BIAS, ~nearest.saturated)] if array[~nearest.saturated].any() else []
+    for quantity, kept in ((Quantity.BIAS, ...), *unsaturated):
         yield row(Rounding.TIES_TO_EVEN, quantity, _relative_bias(array, nearest.mean, kept))
     yield row(Rounding.TIES_TO_EVEN, Quantity.SATURATED, float(nearest.saturated.mean()))
 
@@ -206,7 +212,7 @@ def tensor_errors(
     drawn = Rounding.STOCHASTIC
     spread = np.std(noise, ddof=1) / np.sqrt(num_seeds) / np.mean(noise) if any(noise) else 0
     yield row(drawn, Quantity.SQNR_DB, _db(signal, np.mean(noise)), 10 / np.log(10) * spread)
-    for quantity, kept in ((Quantity.BIAS, ...), (Quantity.UNSATURATED_BIAS, ~theory.saturated)):
+    for quantity, kept in ((Quantity.BIAS, ...), *unsaturated):
         error = np.sqrt(theory.variance[kept].sum() / num_seeds) / np.abs(array[kept]).sum()
         yield row(drawn, quantity, _relative_bias(array, mean, kept), error)
     yield row(drawn, Quantity.SATURATED, float(theory.saturated.mean()))
@@ -235,13 +241,15 @@ def dot_errors(
     """Error of the m dot products of a's rows, quantized, with b's, over their first K elements, by both roundings.
 
     Raises:
-        TypeError, ValueError: as `error_moments`; if the shapes differ, or a K is not in 1 to k.
+        TypeError, ValueError: as `error_moments`; if the shapes differ, a K is not in 1 to k, or all products are 0.
     """
     a, b = (_checked(name, x, fmt, "dot_errors") for name, x in (("a", a), ("b", b)))
     if a.ndim != 2 or a.shape != b.shape:
         raise ValueError(f"dot_errors: a and b have the shapes {a.shape} and {b.shape}, needed one of two axes")
     if not num_products or min(num_products) < 1 or max(num_products) > a.shape[1]:
         raise ValueError(f"dot_errors: num_products is {num_products}, needed numbers of 1 to {a.shape[1]}")
+    if not (a * b).any():
+        raise ValueError("dot_errors: every product of a and b is 0, needed one that is not: errors are relative to it")
     size = np.sqrt(np.square(a * b).mean())
     last = np.asarray(num_products) - 1
     for rounding in ROUNDINGS:
@@ -285,11 +293,20 @@ def _checked(name: str, x: Any, fmt: BlockFormat, caller: str) -> Float64[np.nda
         raise TypeError(f"{caller}: fmt is {fmt!r}, needed a BlockFormat")
     if fmt.tensor_scaled or fmt.is_tile:
         raise ValueError(f"{caller}: fmt is {fmt}, needed one with a power-of-two scale for each run of elements")
-    array = as_float(x, caller=caller, name=name).astype(np.float64)
+    array = as_numpy(x, caller=caller, name=name)
+    if array.dtype.kind in "iub":
+        raise TypeError(f"{caller}: {name} has the dtype {array.dtype}, needed floating-point numbers")
+    array = as_float(array, caller=caller, name=name).astype(np.float64)
     if array.ndim == 0 or not array.size:
         raise ValueError(f"{caller}: {name} has the shape {array.shape}, needed at least one element along an axis")
     if not np.isfinite(array).all():
         raise ValueError(f"{caller}: {name} holds a NaN or an infinity, needed finite numbers")
+    magnitude = np.abs(array[array != 0])
+    bad = magnitude[(magnitude < 2.0**-_MAX_EXPONENT) | (magnitude >= 2.0**_MAX_EXPONENT)]
+    if bad.size:
+        raise ValueError(
+            f"{caller}: {name} holds the magnitude {bad[0]}, needed 0 or 2**-{_MAX_EXPONENT} to 2**{_MAX_EXPONENT}"
+        )
     return array
 
 

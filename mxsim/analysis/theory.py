@@ -30,6 +30,7 @@ from mxsim.formats.inputs import as_float, as_numpy
 _BINADES = 40  # on either side of the standard deviation; what lies beyond is below 1e-11 of any moment used here
 _NEVER = 1e-30  # a probability
 _MAX_EXPONENT = 80  # of the standard deviation: all scales stay inside E8M0's range
+_MAX_MAGNITUDE = 500  # of a measured element, as an exponent: its square is an ordinary float64 number
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
@@ -219,7 +220,8 @@ class _Elements:
         self.sorted = np.sort(np.abs(x), axis=None)
         if not self.sorted[-1] > 0:
             raise ValueError("expected_error: source holds only zeros")
-        self.exponent = math.frexp(math.sqrt(np.square(self.sorted).mean()))[1]
+        largest = float(self.sorted[-1])  # taken out: no square overflows or vanishes
+        _, self.exponent = math.frexp(largest * math.sqrt(np.square(self.sorted / largest).mean()))
 
     def mass(self, u: float) -> float:
         return float(np.searchsorted(self.sorted, u, side="right")) / self.sorted.size
@@ -256,11 +258,17 @@ def measured_error(
 
     Raises:
         TypeError: if x holds no floating-point numbers, or fmt and scale_rule are of another type.
-        ValueError: if x is not made of whole blocks along its last axis, has fewer than two, is not finite, or is all
-            zeros; what `quantize` refuses.
+        ValueError: if x is not made of whole blocks along its last axis, has fewer than two, is not finite, is all
+            zeros, or holds a non-zero magnitude outside 2**-500 to 2**500; what `quantize` refuses.
     """
     _checked_rule(fmt, scale_rule, "measured_error")
     x = _checked_array(x, "measured_error", "x")
+    magnitude = np.abs(x[x != 0])
+    bad = magnitude[(magnitude < 2.0**-_MAX_MAGNITUDE) | (magnitude >= 2.0**_MAX_MAGNITUDE)]
+    if bad.size:
+        raise ValueError(
+            f"measured_error: x holds the magnitude {bad[0]}, needed 0 or 2**-{_MAX_MAGNITUDE} to 2**{_MAX_MAGNITUDE}"
+        )
     size = fmt.block_size
     if fmt.is_tile or x.shape[-1] % size:
         raise ValueError(

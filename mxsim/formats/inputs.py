@@ -26,12 +26,16 @@ def as_numpy(x: Any, *, caller: str, name: str) -> np.ndarray:
     Raises:
         TypeError: for a torch tensor that is not a dense CPU tensor, or of a dtype that NumPy and ml_dtypes lack; for a
             masked array with a masked element, which has no value.
+        ValueError: for what NumPy makes no array of, such as rows of different lengths.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
             raise TypeError(f"{caller}: {name} is a masked array with masked elements, needed a value for each element")
-        return np.asarray(x)
+        try:
+            return np.asarray(x)
+        except ValueError as error:  # rows of different lengths
+            raise ValueError(f"{caller}: {name} is no array: {error}") from None
     if x.device.type == "cuda":
         raise TypeError(
             f"{caller}: {name} is a torch tensor on {x.device}, needed a CPU tensor; mxsim.kernels takes CUDA tensors"

@@ -10,7 +10,7 @@ import pytest
 
 from mxsim.analysis import PROFILES, Profile, identify, profiles_of, tell_apart
 from mxsim.analysis.profiles import NonFinitePolicy, TieRule
-from mxsim.blocks import FP8_1X128, MXFP4, MXFP6_E3M2, MXFP8_E4M3, ScaleRule
+from mxsim.blocks import FP8_1X128, MXFP4, MXFP6_E3M2, MXFP8_E4M3, ScaleRule, quantize
 from mxsim.formats import philox_bits
 from tests.analysis.test_profiles import by_profile, named
 
@@ -231,6 +231,14 @@ CODES, SCALES = np.zeros((2, 64), np.uint8), np.zeros((2, 2), np.uint8)
 def test_arrays_that_do_not_fit_are_refused(inputs, codes, scales, message):
     with pytest.raises(ValueError, match=message):
         identify(inputs, codes, scales)
+
+
+def test_the_other_byte_order_is_read_as_the_same_numbers():
+    x = np.linspace(-3, 3, 256, dtype=np.float32).reshape(2, 128)
+    t = quantize(x, FP8_1X128)
+    fits = identify(x, t.codes, t.scales).fits
+    assert "mxsim power of two" in fits
+    assert identify(x.astype(">f4"), t.codes, t.scales.astype(">f4")).fits == fits
 
 
 @pytest.mark.parametrize(

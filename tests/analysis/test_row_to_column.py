@@ -173,6 +173,12 @@ def test_rows_have_the_spread_that_they_were_drawn_with():
     assert logs[2] - logs[1] == pytest.approx(logs[1] - logs[0], abs=0.02)  # the same z
 
 
+def test_the_measured_spread_of_rows_a_known_factor_apart_at_any_size():
+    rows = np.array([[1.0, -1.0], [4.0, 4.0], [0.0, 0.0]])
+    for size in (1.0, 2.0**1000, 2.0**-1000):
+        assert measured_sigma_octaves(rows * size) == 1.0
+
+
 def test_column_spread_is_the_largest_of_all_column_blocks():
     t = quantize(lognormal_rows((300, 96), 3), MXFP4)
     exponents = t.scales.astype(int)
@@ -225,6 +231,13 @@ def test_the_study_refuses(error, message, x, dy):
 def test_the_others_refuse():
     with pytest.raises(TypeError, match=r"^columns_by: way is 'FP4_DIRECT', needed a RowToColumn"):
         columns_by("FP4_DIRECT", X)
+    with pytest.raises(TypeError, match=r"^column_spread: t is a ndarray, needed a BlockTensor"):
+        column_spread(X)
+    for bad in (X * np.nan, X[:, :0], X[0]):
+        with pytest.raises(ValueError, match=r"^measured_sigma_octaves: x "):
+            measured_sigma_octaves(bad)
+    with pytest.raises(TypeError, match=r"^measured_sigma_octaves: x has the dtype int64"):
+        measured_sigma_octaves(X.astype(np.int64))
     with pytest.raises(ValueError, match=r"^column_spread: t is MXFP8_E4M3 of 2 axes, needed MXFP4"):
         column_spread(quantize(X, MXFP8_E4M3))
     with pytest.raises(ValueError, match=r"^column_spread: t is MXFP4 of 1 axes"):

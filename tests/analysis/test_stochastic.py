@@ -170,6 +170,12 @@ def test_rounding_by_the_bits_that_made_the_data_is_biased():
     assert of[0] > 2 * of[FIRST_SEED]
 
 
+def test_what_is_relative_to_unsaturated_elements_is_left_out_where_there_are_none():
+    rows = list(tensor_errors("", np.full((2, 32), 7.0), MXFP4, scale_rule=ScaleRule.FLOOR, num_seeds=2))
+    assert {row.quantity for row in rows} == {Quantity.SQNR_DB, Quantity.BIAS, Quantity.SATURATED}
+    assert {row.value for row in rows if row.quantity is Quantity.BIAS} == {-0.142857}
+
+
 # -------------------------------------------------------------------------------------------------------------- refused
 X = np.ones((2, 32))
 
@@ -183,6 +189,14 @@ X = np.ones((2, 32))
         (lambda: error_moments(X, MXFP4, rounding=Rounding.UP), ValueError, "needed TIES_TO_EVEN or STOCHASTIC"),
         (lambda: error_moments(X * np.nan, MXFP4, rounding=NEAREST), ValueError, "x holds a NaN or an infinity"),
         (lambda: error_moments(X[:, :0], MXFP4, rounding=NEAREST), ValueError, "needed at least one element"),
+        (
+            lambda: error_moments(X.astype(int), MXFP4, rounding=NEAREST),
+            TypeError,
+            "x has the dtype int64, needed float",
+        ),
+        (lambda: error_moments(X * 2.0**200, MXFP4, rounding=NEAREST), ValueError, "x holds the magnitude 1.606"),
+        (lambda: list(tensor_errors("", X * 5e-324, MXFP4)), ValueError, "tensor_errors: x holds the magnitude 5e-324"),
+        (lambda: list(dot_errors("", X, 0 * X, num_products=[1])), ValueError, "every product of a and b is 0"),
         (lambda: error_moments(X.astype(str), MXFP4, rounding=NEAREST), TypeError, "error_moments: x"),
         (lambda: list(tensor_errors("", X, MXFP4, num_seeds=1)), ValueError, "num_seeds is 1, needed 2 or more"),
         (lambda: list(tensor_errors("", X * 0, MXFP4)), ValueError, "x holds nothing but zeros"),
