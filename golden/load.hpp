@@ -21,8 +21,12 @@ struct Array {
   std::vector<int64_t> shape;
   std::vector<uint8_t> bytes;
 
+  // Throws unless T has the size of an element.
   template <typename T>
   std::vector<T> as() const {
+    size_t count = 1;
+    for (const int64_t size : shape) count *= static_cast<size_t>(size);
+    if (count * sizeof(T) != bytes.size()) throw std::runtime_error("as<T>: T has not the size of " + dtype);
     std::vector<T> values(bytes.size() / sizeof(T));
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
@@ -55,25 +59,29 @@ inline std::vector<Case> load(const std::string& folder) {
     if (word == "case") {
       cases.emplace_back();
       in >> cases.back().op >> cases.back().name;
-    } else if (word == "option") {
+    } else if (word == "option" && !cases.empty()) {
       std::string key, item;
       size_t count = 0;
       in >> key >> count;
       std::vector<std::string>& items = cases.back().options[key];
       while (items.size() < count && in >> item) items.push_back(item);
-    } else {
+    } else if ((word == "input" || word == "output") && !cases.empty()) {
       std::string name, file;
       int64_t offset = 0, count = 1;
       size_t ndim = 0;
       Array array;
       in >> name >> array.dtype >> file >> offset >> ndim;
-      for (int64_t size; array.shape.size() < ndim && in >> size; count *= size) array.shape.push_back(size);
+      for (int64_t size; array.shape.size() < ndim && in >> size && size >= 0; count *= size) array.shape.push_back(size);
+      if (!in || array.shape.size() != ndim || sizes.count(array.dtype) == 0)
+        throw std::runtime_error(folder + "/manifest.txt: no array in '" + line + "'");
       array.bytes.resize(static_cast<size_t>(count) * sizes.at(array.dtype));
       std::ifstream data(folder + "/" + file, std::ios::binary);
       data.seekg(offset);
       if (!data.read(reinterpret_cast<char*>(array.bytes.data()), static_cast<std::streamsize>(array.bytes.size())))
         throw std::runtime_error(folder + "/" + file + ": too short");
       (word == "input" ? cases.back().inputs : cases.back().outputs)[name] = array;
+    } else {
+      throw std::runtime_error(folder + "/manifest.txt: not understood: '" + line + "'");
     }
   }
   return cases;

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mxsim.blocks import FP8_1X128, FP8_128X128, BlockTensor, ScaleRule, fp8_gemm
-from mxsim.formats import E2M1, E4M3
+from mxsim.formats import E2M1, E4M3, Rounding
 from mxsim.validate import golden_inputs as make
 from mxsim.validate.reference import LeafKind, expected
 
@@ -27,6 +28,7 @@ GEMM = "fp8_gemm"
 
 Array = np.ndarray
 _ALIGNMENT = 16
+_STOCHASTIC = {"rounding": Rounding.STOCHASTIC, "seed": 0x123456789ABC}  # both words of the key; exact as a double
 # element in the files -> NumPy's dtype of it
 DTYPES = {"e2m1x2": "u1", "e4m3": "u1", "e8m0": "u1", "f16": "<u2", "bf16": "<u2", "f32": "<u4", "i64": "<i8"}
 _OF_LEAF = {
@@ -80,6 +82,7 @@ def golden_cases() -> Iterator[GoldenCase]:
         yield _case("bf16_to_fp4_row", rule.name, {"scale_rule": rule}, x=x32)
     yield _case("bf16_to_fp4_row", "from-f32", {"scale_rule": ScaleRule.EVEN}, x=make.float32_rows(13))
     yield _case("bf16_to_fp4_row", "from-f16", {"scale_rule": ScaleRule.FLOOR}, x=make.float16_rows(10))
+    yield _case("bf16_to_fp4_row", "stochastic", {"scale_rule": ScaleRule.RCEIL, **_STOCHASTIC}, x=x32)
     for rule in ScaleRule:
         yield _case("fp8_row_to_fp4_row", rule.name, {"scale_rule": rule}, codes=fp8[0], scales=fp8[1])
     for headroom in range(7):
@@ -94,6 +97,7 @@ def golden_cases() -> Iterator[GoldenCase]:
     yield _case("fp8_row_to_fp8_col", "ragged", ragged, codes=fp8_tall[0], scales=fp8_tall[1])
     yield _case("bf16_to_fp8_row", "dense", {}, x=x128)
     yield _case("bf16_to_fp8_row", "ragged", ragged, x=x_tall)
+    yield _case("bf16_to_fp8_row", "stochastic", _STOCHASTIC, x=x128)
     yield _case("bf16_to_fp8_col", "dense", {}, x=x_columns)
     yield _case("bf16_to_fp8_col", "ragged", ragged, x=x_tall)
     yield _case("bf16_to_fp8_tile", "plain", {}, w=w)
@@ -101,6 +105,7 @@ def golden_cases() -> Iterator[GoldenCase]:
     fused = {"scale_rule": ScaleRule.EVEN, "headroom": 6}
     yield _case("bf16_to_fp4_and_fp8_row", "dense", fused, x=x32)
     yield _case("bf16_to_fp4_and_fp8_row", "ragged", {**fused, **ragged}, x=np.resize(x32, (rows, 128)))
+    yield _case("bf16_to_fp4_and_fp8_row", "stochastic", {**fused, **_STOCHASTIC}, x=x32)
     every_scale = np.arange(256, dtype=np.uint8).reshape(64, 4)
     yield _case("fp4_to_bf16", "every-code-at-every-scale", {}, codes=np.resize(fp4[0], (64, 64)), scales=every_scale)
     yield _case("fp8_row_to_ragged", "ragged", ragged, codes=fp8_tall[0], scales=fp8_tall[1])
@@ -112,7 +117,7 @@ def _case(op: str, name: str, options: Mapping[str, Any], **inputs: Array) -> Go
     return GoldenCase(
         op,
         name,
-        {key: value.name if isinstance(value, ScaleRule) else value for key, value in options.items()},
+        {key: value.name if isinstance(value, Enum) else value for key, value in options.items()},
         tuple(_input_vector(op, key, array) for key, array in inputs.items()),
         tuple(Vector(leaf.name, _OF_LEAF[leaf.kind], leaf.bits) for leaf in leaves),
     )

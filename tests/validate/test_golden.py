@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from mxsim import kernels  # noqa: E402
 from mxsim.blocks import ScaleRule  # noqa: E402
+from mxsim.formats import Rounding  # noqa: E402
 from mxsim.validate import OPS, golden  # noqa: E402
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -111,6 +112,23 @@ def test_the_bytes_of_a_rule_are_those_of_the_rationals(rule):
     assert_codes_equal(case["outputs"]["scales"].reshape(-1), np.array([scale for _, scale in answers], np.uint8))
 
 
+def test_the_stochastic_bytes_are_those_of_the_rationals_and_philox():
+    (case,) = (c for c in CASES if c["op"] == "bf16_to_fp4_row" and c["name"] == "stochastic")
+    (nearest,) = (c for c in CASES if c["op"] == "bf16_to_fp4_row" and c["name"] == case["options"]["scale_rule"])
+    x = (case["inputs"]["x"].astype(np.uint32) << 16).view(np.float32).reshape(-1, 32)
+    words = [oracle.random_word(i, case["options"]["seed"]) for i in range(x.size)]
+    codes = [
+        oracle.quantize_block(
+            block.tolist(), oracle.E2M1, case["options"]["scale_rule"], "STOCHASTIC", random=words[32 * i : 32 * i + 32]
+        )[0]
+        for i, block in enumerate(x)
+    ]
+    codes = np.array(codes, np.uint8)
+    assert_codes_equal(case["outputs"]["codes"].reshape(-1, 16), codes[:, ::2] | codes[:, 1::2] << 4)
+    assert (case["outputs"]["codes"] != nearest["outputs"]["codes"]).any()
+    assert_codes_equal(case["outputs"]["scales"], nearest["outputs"]["scales"])
+
+
 # ------------------------------------------------------------------------------------------------- torch and the host
 def _tensor(bits: np.ndarray, dtype: str) -> torch.Tensor:
     floats = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn}
@@ -147,8 +165,9 @@ def test_the_kernels_give_these_bytes(case):
         out = {"f32": torch.float32, "bf16": torch.bfloat16}[options.pop("out")]
         results = [kernels.fp8_gemm_emulated(*tensors, **options, out_dtype=out)]
     else:
-        if "scale_rule" in options:
-            options["scale_rule"] = ScaleRule[options["scale_rule"]]
+        for name, enum in (("scale_rule", ScaleRule), ("rounding", Rounding)):
+            if name in options:
+                options[name] = enum[options[name]]
         results = _leaves(getattr(kernels, case["op"])(*tensors, **options))
     assert len(results) == len(manifest["outputs"])
     for result, v in zip(results, manifest["outputs"], strict=True):
@@ -174,7 +193,14 @@ int main(int, char** argv) {
     for (const auto* arrays : {&c.inputs, &c.outputs})
       for (const auto& [name, array] : *arrays) {
         uint64_t sum = 1469598103934665603u;  // FNV-1a
-        for (const uint8_t byte : array.as<uint8_t>()) sum = (sum ^ byte) * 1099511628211u;
+        for (const uint8_t byte : array.bytes) sum = (sum ^ byte) * 1099511628211u;
+        if (array.dtype == "bf16") {
+          try {
+            array.as<uint8_t>();
+            return 3;
+          } catch (const std::runtime_error&) {
+          }
+        }
         std::printf(" %s:%s", name.c_str(), array.dtype.c_str());
         for (const int64_t size : array.shape) std::printf(":%lld", static_cast<long long>(size));
         std::printf(":%016llx", static_cast<unsigned long long>(sum));
@@ -218,6 +244,26 @@ def test_cpp_reads_the_same_cases_and_bytes(program):
                 words.append(f"{v['name']}:{v['dtype']}{sizes}:{_fnv(bits.tobytes()):016x}")
         expected.append(" ".join(words))
     assert printed.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ("input x bf16 fp4_to_bf16.bin 0 1 4", "not understood: 'input x"),
+        ("option headroom 1 6", "not understood: 'option"),
+        ("case a b\ninputs x bf16 fp4_to_bf16.bin 0 1 4", "not understood: 'inputs"),
+        ("case a b\ninput x float fp4_to_bf16.bin 0 1 4", "no array in 'input x float"),
+        ("case a b\ninput x bf16 fp4_to_bf16.bin 0 1 -4", "no array in"),
+        ("case a b\ninput x bf16 fp4_to_bf16.bin 0 2 4", "no array in"),
+        ("case a b\ninput x bf16 fp4_to_bf16.bin 0 1 4000000", "fp4_to_bf16.bin: too short"),
+    ],
+)
+def test_cpp_refuses_a_damaged_manifest(program, tmp_path, lines, message):
+    shutil.copy(GOLDEN / "fp4_to_bf16.bin", tmp_path)
+    (tmp_path / "manifest.txt").write_text(f"mxsim-golden 1 {MANIFEST['sha256']}\n{lines}\n")
+    result = subprocess.run([program, tmp_path], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert message in result.stderr
 
 
 def test_cpp_refuses_a_folder_without_the_set(program, tmp_path):
