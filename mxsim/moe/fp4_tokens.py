@@ -7,9 +7,11 @@ from jaxtyping import BFloat16, UInt8
 from torch import Tensor
 
 from mxsim.kernels import Fp4Rows
+from mxsim.moe.expert_mlp import recipe_of, seed_of
+from mxsim.moe.library import not_differentiable, operator
 from mxsim.moe.permute import Permutation, permute_rows, unpermute_sum
 from mxsim.moe.recipe import Recipe
-from mxsim.moe.stored import to_fp4
+from mxsim.moe.stored import empty_fp4, to_fp4
 
 
 class Fp4Tokens(NamedTuple):
@@ -26,13 +28,36 @@ class Fp4Tokens(NamedTuple):
     @classmethod
     def quantize(cls, x: BFloat16[Tensor, "T H"], recipe: Recipe, seed: Tensor | None = None) -> "Fp4Tokens":
         """x in MXFP4, once a token; the gradient passes straight through the quantization."""
-        codes, scales = to_fp4(x.detach(), recipe, None if seed is None else int(seed))
+        if seed is None:
+            codes, scales = to_fp4(x.detach(), recipe, None)
+        else:
+            codes, scales = _quantize_stochastically(x.detach(), seed, recipe.key)
         return cls(codes, scales, _Anchor.apply(x))
 
     def permute(self, permutation: Permutation) -> "Fp4Tokens":
         """The rows of each expert, in order; the gradient sums over a token's rows."""
         rows = Fp4Rows(permute_rows(self.codes, permutation), permute_rows(self.scales, permutation))
         return Fp4Tokens(*rows, _PermutedAnchor.apply(self.anchor, *permutation))
+
+
+def _stochastic(x: Tensor, seed: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
+    codes, scales = to_fp4(x, recipe_of(recipe), seed_of(seed, 0))
+    return codes, scales
+
+
+def _stochastic_fake(x: Tensor, seed: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
+    codes, scales = empty_fp4(x)
+    return codes, scales
+
+
+# An operator, since torch.compile must not read the seed on the host.
+_quantize_stochastically = operator(
+    "moe_fp4_tokens(Tensor x, Tensor seed, str recipe) -> (Tensor, Tensor)",
+    cpu=_stochastic,
+    cuda=_stochastic,
+    fake=_stochastic_fake,
+    backward=not_differentiable("moe_fp4_tokens"),
+)
 
 
 def _empty_anchor(num_rows: int, like: Tensor) -> Tensor:

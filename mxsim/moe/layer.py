@@ -45,6 +45,8 @@ class MoE(nn.Module):
     torch.Size([3, 5, 128])
     """
 
+    group_sizes_E: Tensor
+
     def __init__(
         self,
         hidden_size: int,
@@ -70,7 +72,9 @@ class MoE(nn.Module):
         )
         self.router = TopKRouter(hidden_size, num_experts, top_k, router=router, device=device, **router_options)
         self.recipe = recipe
-        self.group_sizes_E: Tensor | None = None
+        sizes = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        # A buffer: a module that sets attributes in its forward pass cannot be checkpointed under torch.compile.
+        self.register_buffer("group_sizes_E", sizes, persistent=False)
 
     def prepare_weights(self) -> None:
         """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
@@ -92,7 +96,7 @@ class MoE(nn.Module):
         show(Activation.EXPERT_INPUT, tokens)
         routing = self.router(tokens)
         permutation = Permutation.from_topk(routing.topk_ids_TK, self.experts.num_experts)
-        self.group_sizes_E = permutation.group_sizes_E
+        self.group_sizes_E.copy_(permutation.group_sizes_E)
         probs_R = permute_weights(routing.topk_weights_TK, permutation)
 
         source: Tensor | Fp4Tokens = tokens

@@ -98,14 +98,17 @@ def grown(kept: list[Tensor], num_rows: int) -> list[Tensor]:
     return [*big, padded_sizes]
 
 
+def empty_fp4(x: Tensor) -> list[Tensor]:
+    """Tensors of the shapes of x in MXFP4."""
+    num_rows, num_columns = x.shape
+    return [x.new_empty((num_rows, num_columns // n), dtype=torch.uint8) for n in (2, FP4_BLOCK)]
+
+
 def empty_kept(x: Tensor, activation: Activation, recipe: Recipe, num_groups: int) -> list[Tensor]:
     """Tensors of the shapes that `quantize_input` keeps, grown."""
     num_rows, num_columns = x.shape
     if recipe.keeps_fp4(activation):
-        return [
-            x.new_empty((num_rows, num_columns // 2), dtype=torch.uint8),
-            x.new_empty((num_rows, num_columns // FP4_BLOCK), dtype=torch.uint8),
-        ]
+        return empty_fp4(x)
     blocks = max_column_blocks(num_rows, num_groups)
     return [
         x.new_empty((num_columns * blocks * FP8_BLOCK,), dtype=torch.float8_e4m3fn),

@@ -157,7 +157,8 @@ def test_an_observer_sees_what_a_recipe_may_keep(recipe):
 
 def test_a_layer_keeps_how_many_tokens_each_expert_got():
     layer, x = layer_of(Recipe.BF16), tokens_of(10)
-    assert layer.group_sizes_E is None
+    assert not layer.group_sizes_E.any()
+    assert "group_sizes_E" not in layer.state_dict()
     layer(x)
     ids = layer.router(x).topk_ids_TK
     assert layer.group_sizes_E.tolist() == [int((ids == e).sum()) for e in range(E)]
@@ -239,6 +240,39 @@ def test_torch_compile_takes_the_layer_whole_and_keeps_every_bit(recipe):
     assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.MXFP4, STOCHASTIC], ids=by_name)
+def test_a_checkpointed_layer_in_a_compiled_model_keeps_every_bit(recipe):
+    torch._dynamo.reset()
+    layer, x = layer_of(recipe, num_shared_experts=1), tokens_of(21)
+
+    def checkpointed(x):
+        return checkpoint(layer, x, use_reentrant=False)
+
+    compiled = torch.compile(checkpointed, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (layer, compiled):
+        torch.manual_seed(3)
+        y = function(x)
+        results.append([y.detach(), *torch.autograd.grad(y.sum(), [x, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    compiled(tokens_of(13))
+    assert layer.group_sizes_E.sum() == 13 * K
+
+
+def test_torch_compile_takes_stochastic_rounding_whole():
+    torch._dynamo.reset()
+    layer, x = layer_of(STOCHASTIC, num_shared_experts=1), tokens_of(21)
+    torch.manual_seed(3)
+    want = run(layer, x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(3)
+    y = compiled(x)
+    assert torch.equal(y, want["y"])
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], want["x"])
+    assert not torch.equal(compiled(x), y)  # another seed at every call
+
+
 @pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.FP8, Recipe.MXFP4], ids=by_name)
 def test_fsdp2_on_one_process_keeps_every_bit(recipe, tmp_path):
     from torch.distributed import destroy_process_group, init_process_group
@@ -253,6 +287,7 @@ def test_fsdp2_on_one_process_keeps_every_bit(recipe, tmp_path):
         mesh = init_device_mesh("cpu", (1,))
         fully_shard(layer.router, mesh=mesh)  # float32: FSDP2 wants one dtype a group
         fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
         y = layer(x)
         dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
         y.backward(dy)
@@ -260,6 +295,18 @@ def test_fsdp2_on_one_process_keeps_every_bit(recipe, tmp_path):
         assert torch.equal(x.grad, want["x"])
         for name, parameter in layer.named_parameters():
             assert torch.equal(parameter.grad.full_tensor(), want[name]), name
+
+        layer.unshard()
+        layer.prepare_weights()
+        again = layer(x)
+        assert torch.equal(again, y)
+        assert recipe is Recipe.BF16 or len(layer.experts.fp8_weights._made) == 2
+        again.backward(dy)
+        optimizer.step()  # of the shards: the weights' own counters do not move
+        after = layer(x)
+        layer.experts.fp8_weights.clear()
+        assert torch.equal(layer(x), after)
+        assert not torch.equal(after, y)
     finally:
         destroy_process_group()
 
@@ -394,6 +441,12 @@ def test_linear_under_torch_compile(recipe):
     grads = torch.autograd.grad(got, [x, *linear.parameters()], torch.ones_like(got))
     assert torch.equal(got, want)
     assert all(torch.equal(a, b) for a, b in zip(grads, want_grads, strict=True))
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES[:2], ids=by_name)
+def test_linear_refuses_weights_whose_gradient_no_gemm_returns(recipe):
+    with pytest.raises(TypeError, match=r"Linear: weight has dtype torch\.float16, and the recipe"):
+        Linear(256, 128, recipe=recipe).half()(torch.ones(2, 256).bfloat16())
 
 
 def test_linear_loads_nn_linears_state():
