@@ -71,9 +71,10 @@ def compress_activations(
     the error of MXFP4 (one NaN or infinity makes 32 elements NaN). backward may run inside the context or after it.
 
     Compressed are strided tensors on the CPU or CUDA of one of the dtypes with min_elements or more, whose last axis
-    is a multiple of 32 (blocks lie along it), for which select says yes. Kept as they are: everything else; leaves that
-    require gradients (parameters), their casts and views; expanded views; tensor subclasses. A tensor that is saved
-    again, also in another shape with the same last axis, is stored once. Decoded tensors are contiguous.
+    is a multiple of 32 (blocks lie along it), for which select says yes. Kept as they are: everything else; parameters
+    and their views; other leaves that require gradients; casts and views of either that require gradients; expanded
+    views; tensor subclasses. A tensor that is saved again, also in another shape with the same last axis, is stored
+    once. Decoded tensors are contiguous.
 
     NOTE:
       - Attention masks that hold -inf must not be compressed: `select=lambda t: t.requires_grad` leaves them out.
@@ -200,7 +201,9 @@ def _unpack(saved: _Kept | _Compressed) -> Tensor:
 
 
 def _is_parameter(x: Tensor) -> bool:
-    """Whether x is a leaf that requires gradients, or comes from one by casts and views alone."""
+    """Whether x is a parameter or its view, or comes from a leaf that requires gradients by casts and views alone."""
+    if isinstance(x._base if x._is_view() else x, nn.Parameter):
+        return True
     node = x.grad_fn
     if node is None:
         return x.requires_grad

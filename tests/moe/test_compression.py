@@ -490,3 +490,15 @@ def test_memory_on_cuda_falls_by_the_bytes_reported():
     # 4 inputs and 4 of GELU; x lives on in this test. Sizes are multiples of 512, as the allocator rounds them.
     assert (report.num_compressed, report.bytes_before) == (8, 8 * x.nbytes)
     assert held[0] - held[1] == report.bytes_saved - x.nbytes
+
+
+def test_frozen_weights_are_kept():
+    """They live on anyway: a copy would cost memory, and give the inputs another gradient."""
+    linear = torch.nn.Linear(256, 256, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(64, 256).bfloat16().requires_grad_()
+    dy = torch.randn(64, 256).bfloat16()
+    (want,) = torch.autograd.grad(linear(x), x, dy)
+    with compress_activations() as compression:
+        y = linear(x)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], want)
+    assert (compression.report().num_compressed, compression.report().num_kept) == (0, 1)
