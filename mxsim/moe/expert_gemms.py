@@ -88,20 +88,22 @@ def emulated_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtyp
 
 # --------------------------------------------------------------------------------------------------------- dequantized
 def dequantized_rows(a: RaggedFp8Rows, b: Fp8Tiles, groups: Groups, out_dtype: torch.dtype) -> Tensor:
-    """FP32 products of the exact operands."""
+    """FP32 products of the exact operands, autocast or not."""
     out = torch.empty((groups.num_rows, b.codes.shape[1]), dtype=out_dtype, device=a.codes.device)
-    for span in groups.spans(ROW_MULTIPLE):
-        a_e = dequantize(rows_of_expert(a, span).rows(span.size))
-        scales = b.scales[span.expert].repeat_interleave(FP8_BLOCK, 0)[: b.codes.shape[1]]
-        out[span.start : span.start + span.size] = a_e @ dequantize(Operand(b.codes[span.expert], scales)).t()
+    with torch.autocast(out.device.type, enabled=False):
+        for span in groups.spans(ROW_MULTIPLE):
+            a_e = dequantize(rows_of_expert(a, span).rows(span.size))
+            scales = b.scales[span.expert].repeat_interleave(FP8_BLOCK, 0)[: b.codes.shape[1]]
+            out[span.start : span.start + span.size] = a_e @ dequantize(Operand(b.codes[span.expert], scales)).t()
     return out
 
 
 def dequantized_wgrad(a: Fp8Cols, b: Fp8Cols, groups: Groups, out_dtype: torch.dtype) -> Tensor:
-    """FP32 products of the exact operands."""
+    """FP32 products of the exact operands, autocast or not."""
     out = empty_wgrad(a, b, groups, out_dtype)
-    for span in groups.spans(FP8_BLOCK):
-        out[span.expert] = dequantize(cols_of_expert(a, span)) @ dequantize(cols_of_expert(b, span)).t()
+    with torch.autocast(out.device.type, enabled=False):
+        for span in groups.spans(FP8_BLOCK):
+            out[span.expert] = dequantize(cols_of_expert(a, span)) @ dequantize(cols_of_expert(b, span)).t()
     return out
 
 

@@ -11,7 +11,7 @@ from mxsim.moe import expert_mlp
 from mxsim.moe.expert_mlp import draw_seed
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm
-from mxsim.moe.recipe import Compute, Recipe
+from mxsim.moe.recipe import Activation, Compute, Recipe
 from mxsim.moe.weights import Fp8WeightCache
 
 _FP8_BLOCK = 128
@@ -133,11 +133,16 @@ class Experts(nn.Module):
             probs: float32, each row's routing weight.
 
         Raises:
-            TypeError: if x is MXFP4 and the recipe computes in BF16, or for a dtype that the recipe does not take.
+            TypeError: if x is MXFP4 and the recipe does not keep the expert input so, for group sizes that are no
+                tensor, or for a dtype that the recipe does not take: FP8 recipes take x in bfloat16, weights in
+                bfloat16 or float32.
             ValueError: if shapes do not fit, or group sizes are negative or do not sum to R.
         """
         fp8 = self.recipe.compute is Compute.FP8
         check_input("Experts", x, self.hidden_size, self.recipe)
+        check_weights("Experts", self.recipe, w1=self.w1, w2=self.w2)
+        if not isinstance(group_sizes, Tensor):
+            raise TypeError(f"Experts: group_sizes is a {type(group_sizes).__name__}, needed a torch tensor")
         if isinstance(x, Fp4Tokens):
             rows, scales, anchor = x.codes, x.scales, x.anchor
         else:
@@ -177,7 +182,7 @@ def check_sizes(what: str, recipe: Recipe, **sizes: int) -> None:
 def check_input(what: str, x: Tensor | Fp4Tokens, hidden_size: int, recipe: Recipe) -> None:
     """x is [rows, hidden_size] in a dtype that the recipe takes."""
     if isinstance(x, Fp4Tokens):
-        if recipe.compute is not Compute.FP8:
+        if not recipe.keeps_fp4(Activation.EXPERT_INPUT):
             raise TypeError(f"{what}: x is in MXFP4, and the recipe {recipe.name} takes a tensor")
         x = x.anchor
     elif recipe.compute is Compute.FP8 and x.dtype != torch.bfloat16:
@@ -186,3 +191,12 @@ def check_input(what: str, x: Tensor | Fp4Tokens, hidden_size: int, recipe: Reci
         raise TypeError(f"{what}: x has dtype {x.dtype}, needed a floating-point tensor")
     if x.ndim != 2 or x.shape[1] != hidden_size:
         raise ValueError(f"{what}: x has shape {tuple(x.shape)}, needed [rows, {hidden_size}]")
+
+
+def check_weights(what: str, recipe: Recipe, **weights: Tensor) -> None:
+    """Weights are in a dtype whose gradient the recipe's GEMMs return."""
+    for name, weight in weights.items():
+        if recipe.compute is Compute.FP8 and weight.dtype not in (torch.bfloat16, torch.float32):
+            raise TypeError(
+                f"{what}: {name} has dtype {weight.dtype}, and the recipe {recipe.name} needed bfloat16 or float32"
+            )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mxsim.moe.activation_observer import show
 from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
-from mxsim.moe.experts import check_input, check_sizes
+from mxsim.moe.experts import check_input, check_sizes, check_weights
 from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad
 from mxsim.moe.groups import Groups
 from mxsim.moe.library import not_differentiable, operator
@@ -171,6 +171,7 @@ class Linear(nn.Module):
         """
         rows = x.reshape(-1, x.shape[-1]) if x.ndim else x
         check_input("Linear", rows, self.in_features, self.recipe)
+        check_weights("Linear", self.recipe, weight=self.weight)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.recipe.compute is Compute.BF16:
             return F.linear(x, self.weight.to(x.dtype), bias)

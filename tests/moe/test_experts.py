@@ -1,5 +1,7 @@
 """The expert MLP against the simulator: operands bit for bit, each GEMM within its bound, the whole in float64."""
 
+import copy
+import io
 from dataclasses import replace
 
 import ml_dtypes
@@ -348,6 +350,141 @@ def test_prepared_weights_are_used_until_the_weights_change(monkeypatch):
     assert not torch.equal(changed["y"], want["y"])
 
 
+def steps_of(optimizer, **options):
+    def change(experts):
+        for weight in experts.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer(experts.parameters(), lr=1.0, **options).step()
+
+    return change
+
+
+def compiled_step(experts):
+    torch._dynamo.reset()
+    for weight in experts.parameters():
+        weight.grad = torch.ones_like(weight)
+    torch.compile(torch.optim.SGD(experts.parameters(), lr=1.0).step, backend="aot_eager")()
+
+
+def give_other_storage(experts):
+    experts.w1.data = experts.w1.data + 1
+
+
+def load_twice(experts):
+    experts.load_state_dict({name: 2 * value for name, value in experts.state_dict().items()})
+
+
+def assign_state(experts):
+    experts.load_state_dict({name: 2 * value for name, value in experts.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        steps_of(torch.optim.SGD),
+        steps_of(torch.optim.AdamW, fused=True),  # leaves version counters as they are
+        steps_of(torch.optim.AdamW, foreach=True),
+        compiled_step,
+        give_other_storage,
+        load_twice,
+        assign_state,
+    ],
+    ids=["sgd", "fused adamw", "foreach adamw", "compiled sgd", "data", "load", "assign"],
+)
+def test_prepared_weights_are_never_older_than_the_weights(change):
+    experts, x, probs, _ = make(Recipe.MXFP4)
+    experts.prepare_weights()
+    before = experts(x, torch.tensor(SIZES), probs)
+    change(experts)
+    after = experts(x, torch.tensor(SIZES), probs)
+    experts.fp8_weights.clear()
+    assert torch.equal(after, experts(x, torch.tensor(SIZES), probs))
+    assert not torch.equal(after, before)
+
+
+def reloaded(experts):
+    file = io.BytesIO()
+    torch.save(experts, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, reloaded], ids=["deepcopy", "pickle"])
+def test_a_copied_module_has_nothing_prepared(copy_of):
+    """The version counters of its parameters begin anew, so that they may come to what the original's were."""
+    experts, x, probs, _ = make(Recipe.MXFP4)
+    experts.prepare_weights()
+    want = experts(x, torch.tensor(SIZES), probs)
+    copied = copy_of(experts)
+    assert not copied.fp8_weights._made
+    assert torch.equal(copied(x, torch.tensor(SIZES), probs), want)
+    while copied.w1._version < experts.w1._version:
+        with torch.no_grad():
+            copied.w1.zero_()
+    with torch.no_grad():
+        copied.w1.zero_()
+    assert not copied(x, torch.tensor(SIZES), probs).any()
+
+
+def test_a_module_made_in_inference_mode_prepares_nothing():
+    with torch.inference_mode():
+        experts = Experts(128, 128, 1, dtype=torch.bfloat16)
+        experts.prepare_weights()
+        x = torch.ones(3, 128).bfloat16()
+        assert experts(x, torch.tensor([3])).any()
+        experts.w1.zero_()
+        assert not experts(x, torch.tensor([3])).any()
+
+
+@pytest.mark.parametrize("recipe", [Recipe.FP8, Recipe.MXFP4], ids=by_name)
+def test_autocast_changes_no_bit(recipe):
+    """Forward and backward; float32 gradients of weights tell products in BF16 from those in FP32."""
+    experts, x, probs, dy = make(recipe)
+    experts.float()
+    want = run(experts, x, probs, dy)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = run(experts, x, probs, dy)
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_a_poisoned_row_is_seen_and_stays_alone(recipe, bad):
+    experts, x, probs, dy = make(recipe)
+    want = run(experts, x, probs, dy)
+    poisoned = x.detach().clone()
+    poisoned[7, 5] = bad
+    got = run(experts, poisoned.requires_grad_(), probs, dy)
+    others = torch.arange(len(x)) != 7
+    for name in ("y", "dx", "dprobs"):
+        assert not got[name][7].isfinite().all(), name
+        assert torch.equal(got[name][others], want[name][others]), name
+    for name in ("dw1", "dw2"):
+        assert torch.equal(got[name][[0, 1, 3]], want[name][[0, 1, 3]]), name  # row 7 is expert 2's
+        assert not got[name][2].isfinite().all(), name
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
+def test_any_strides_give_the_same_bits(recipe):
+    experts, x, probs, dy = make(recipe)
+    want = run(experts, x, probs, dy)
+    turned = x.detach().t().contiguous().t().requires_grad_()
+    got = run(experts, turned, probs, dy.t().contiguous().t())
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+    y = experts(x, torch.tensor(SIZES), probs)
+    expanded, *_ = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert torch.equal(expanded, torch.autograd.grad(y, x, torch.ones_like(y))[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=by_name)
+def test_a_second_derivative_is_refused(recipe):
+    experts, x, probs, _ = make(recipe)
+    y = experts(x, torch.tensor(SIZES), probs)
+    (dx,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="moe_experts_backward: has no derivative"):
+        dx.float().sum().backward()
+
+
 def test_fp32_weights_have_fp32_gradients():
     experts, x, probs, dy = make(Recipe.MXFP4)
     wide = Experts(HIDDEN, INTERMEDIATE, len(SIZES), recipe=Recipe.MXFP4, dtype=torch.float32)
@@ -404,3 +541,16 @@ class TestErrors:
         x = Fp4Tokens.quantize(torch.ones(4, 256).bfloat16(), Recipe.MXFP4)
         with pytest.raises(TypeError, match="x is in MXFP4"):
             Experts(256, 128, 2, recipe=Recipe.BF16)(x, torch.tensor([2, 2]))
+        with pytest.raises(TypeError, match="x is in MXFP4, and the recipe FP8 takes a tensor"):
+            Experts(256, 128, 2, recipe=Recipe.FP8)(x, torch.tensor([2, 2]))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+    def test_weights_whose_gradient_no_gemm_returns(self, dtype):
+        message = rf"Experts: w1 has dtype {dtype}, and the recipe MXFP4 needed bfloat16 or float32"
+        with pytest.raises(TypeError, match=message):
+            Experts(256, 128, 2).to(dtype)(torch.ones(4, 256).bfloat16(), torch.tensor([2, 2]))
+        Experts(256, 128, 2, recipe=Recipe.BF16).to(dtype)(torch.ones(4, 256).bfloat16(), torch.tensor([2, 2]))
+
+    def test_group_sizes_that_are_no_tensor(self):
+        with pytest.raises(TypeError, match="group_sizes is a list, needed a torch tensor"):
+            Experts(256, 128, 2)(torch.ones(4, 256).bfloat16(), [2, 2])
