@@ -167,8 +167,15 @@ def check_every_gemm(recipe, gemm, device):
                 assert (abs(out.astype(np.float64) - exact) <= bound).all()
 
 
-def test_stochastic_gradients_draw_other_bits_than_activations():
-    """Codes of dy and dh are the simulator's, by the third and fourth seed after the one that the forward drew."""
+def stochastic_fp4(values, recipe, seed):
+    """The simulator's codes of a tensor, [rows, columns]."""
+    values = reference.to_numpy(values)
+    bits = philox_bits(seed, values.shape)
+    return quantize(values, MXFP4, scale_rule=recipe.scale_rule, rounding=Rounding.STOCHASTIC, random_bits=bits)
+
+
+def test_every_tensor_draws_random_bits_of_its_own():
+    """Codes of x, h, a, dy and dh are the simulator's, by the seed that the forward drew and the four after it."""
     recipe = replace(FP4_GRADIENTS, rounding=Rounding.STOCHASTIC)
     experts, x, probs, dy = make(recipe, sizes=(SIZES[2],))
     torch.manual_seed(7)
@@ -176,21 +183,21 @@ def test_stochastic_gradients_draw_other_bits_than_activations():
     torch.manual_seed(7)
     with record_gemms() as records:
         run(experts, x, probs, dy, (SIZES[2],))
-    _, _, da, dw2, dx, dw1 = records
+    h, y, da, dw2, dx, dw1 = records
+    a = swiglu(h.out, probs.detach())
     # dh: what SwiGLU's backward gave, from the stored copy of h.
-    h = reference.to_numpy(records[0].out)
-
-    def fp4_of(values, offset):
-        bits = philox_bits(seed + offset, values.shape)
-        return quantize(values, MXFP4, scale_rule=recipe.scale_rule, rounding=Rounding.STOCHASTIC, random_bits=bits)
-
-    kept_h = fp4_of(h, 1)
+    kept_h = stochastic_fp4(h.out, recipe, seed + 1)
     h_bits = kept_h.dequantize(ml_dtypes.bfloat16).view(np.int16).copy()
     dh, _ = swiglu_backward(da.out, torch.from_numpy(h_bits).view(torch.bfloat16), probs.detach())
-    for gradient, offset, dgrad, wgrad in ((dy, 3, da, dw2), (dh, 4, dx, dw1)):
-        fp4 = fp4_of(reference.to_numpy(gradient), offset)
-        assert_same_operand(dgrad, "a", fp4_row_to_fp8_row(fp4, headroom=recipe.headroom))
-        assert_same_operand(wgrad, "a", fp4_row_to_fp8_col(fp4, headroom=recipe.headroom))
+    for values, offset, by_rows, by_columns, side in (
+        (x, 0, h, dw1, "b"),
+        (a, 2, y, dw2, "b"),
+        (dy, 3, da, dw2, "a"),
+        (dh, 4, dx, dw1, "a"),
+    ):
+        fp4 = stochastic_fp4(values, recipe, seed + offset)
+        assert_same_operand(by_rows, "a", fp4_row_to_fp8_row(fp4, headroom=recipe.headroom))
+        assert_same_operand(by_columns, side, fp4_row_to_fp8_col(fp4, headroom=recipe.headroom))
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)

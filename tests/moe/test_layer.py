@@ -413,6 +413,42 @@ def test_linears_gemms_read_the_simulators_bits(recipe):
     assert all(torch.equal(r.out.view(torch.int16), r.emulated().view(torch.int16)) for r in records)
 
 
+def test_linears_input_and_gradient_draw_random_bits_of_their_own():
+    """By the seed that the forward drew and the one after it."""
+    from mxsim.blocks import fp4_row_to_fp8_col, fp4_row_to_fp8_row
+    from tests.moe.test_experts import assert_same_operand, stochastic_fp4
+
+    recipe = replace(STOCHASTIC, gradients=Gradients.MXFP4, headroom=0)
+    linear = Linear(256, 128, recipe=recipe, gemm=Gemm.HOPPER, dtype=torch.bfloat16)
+    x, dy = torch.randn(130, 256).bfloat16().requires_grad_(), torch.randn(130, 128).bfloat16()
+    torch.manual_seed(7)
+    seed = int(torch.randint(2**62, (1,)))
+    torch.manual_seed(7)
+    with record_gemms() as records:
+        linear(x).backward(dy)
+    forward, dgrad, wgrad = records
+    for values, offset, by_rows, side in ((x, 0, forward, "b"), (dy, 1, dgrad, "a")):
+        fp4 = stochastic_fp4(values, recipe, seed + offset)
+        assert_same_operand(by_rows, "a", fp4_row_to_fp8_row(fp4, headroom=0))
+        assert_same_operand(wgrad, side, fp4_row_to_fp8_col(fp4, headroom=0))
+
+
+def test_a_layers_tokens_draw_their_own_random_bits():
+    """The tokens of an MoE by the first seed that the forward draws, its experts by the next."""
+    from mxsim.moe import Fp4Tokens
+    from tests.moe.test_experts import stochastic_fp4
+
+    layer, x = layer_of(STOCHASTIC, num_shared_experts=1), tokens_of(20)
+    torch.manual_seed(7)
+    seed = torch.randint(2**62, (1,))
+    codes = Fp4Tokens.quantize(x, STOCHASTIC, seed).codes
+    want = stochastic_fp4(x, STOCHASTIC, int(seed)).codes
+    assert torch.equal(codes, torch.from_numpy(want[:, ::2] | want[:, 1::2] << 4))
+    torch.manual_seed(7)
+    _, kept = saved_by(lambda: layer(x))
+    assert any(t.shape == codes.shape and torch.equal(t, codes) for t in kept if t.dtype == torch.uint8)
+
+
 @pytest.mark.parametrize(
     "recipe, bytes_of_an_element",
     [(Recipe.BF16, 2), (Recipe.FP8, 1 + 4 / 128), (Recipe.MXFP4, 0.5 + 1 / 32)],
