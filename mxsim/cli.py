@@ -280,6 +280,34 @@ def _bench_moe(
     raise typer.Exit(status)
 
 
+@app.command("bench ep")
+def _bench_ep(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="With --json: write it here.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="Where to run. Default: cuda where there are two GPUs.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes. Default: a GPU for each, all of them; on the CPU 2.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON in place of the tables, or into FILE beside them.")
+    ] = False,
+) -> None:
+    """Time expert parallelism in BF16, FP8 and MXFP4: the dispatch in parts and in chunks, and the whole layer.
+
+    Starts a process for each rank. DeepSeek-V3's layer, up to 32768 tokens a GPU (minutes); a tiny one on the CPU.
+    Results and gradients are compared with one process's first, bit by bit; exit status 1 if they differ.
+
+    Example: mxsim bench ep --json result.json
+    """
+    from mxsim.commands.bench_ep import bench_ep
+
+    status = bench_ep(
+        device, ranks, as_json=json, file=file, console=_console(), progress_console=_console(stderr=True)
+    )
+    raise typer.Exit(status)
+
+
 @app.command("identify")
 def _identify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .safetensors or .pt file with three arrays.")],

@@ -17,6 +17,7 @@ from mxsim.commands.tables import Column, print_sections, print_table
 
 if TYPE_CHECKING:
     from mxsim.bench import Report
+    from mxsim.bench.ep import EpReport
     from mxsim.bench.moe import MoeReport
     from mxsim.bench.report import Comparison, Measurement
     from mxsim.bench.targets import Target, Verdict
@@ -207,7 +208,7 @@ def print_count(console: Console, verdicts: "Sequence[Verdict]") -> None:
     )
 
 
-def print_notes(console: Console, report: "Report | MoeReport") -> None:
+def print_notes(console: Console, report: "Report | MoeReport | EpReport") -> None:
     """What was left out, what went wrong, and how long it took."""
     for note in report.notes:
         console.print(note, style="dim", soft_wrap=True, markup=False)

@@ -128,7 +128,7 @@ class Route:
         for chunk in self.chunks:
             parts = [part.detach() for part in encode(chunk.tokens)]
             layout = [(part.dtype, part.shape[1]) for part in parts]
-            sent = self._pack(parts, chunk)
+            sent = self.pack(parts, chunk)
             if arrived is None:
                 arrived = sent.new_empty((self.num_received, sent.shape[1]))
             works.append(
@@ -146,7 +146,7 @@ class Route:
         assert arrived is not None
         return Arrived(arrived, layout)
 
-    def _pack(self, parts: Sequence[Tensor], chunk: Chunk) -> Tensor:
+    def pack(self, parts: Sequence[Tensor], chunk: Chunk) -> Tensor:
         """[rows of the chunk, bytes of a row]: each part of a row beside the one before it."""
         index = self.permutation.row_token_R[chunk.sent]
         if chunk.tokens.start:
