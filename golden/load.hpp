@@ -71,7 +71,8 @@ inline std::vector<Case> load(const std::string& folder) {
       size_t ndim = 0;
       Array array;
       in >> name >> array.dtype >> file >> offset >> ndim;
-      for (int64_t size; array.shape.size() < ndim && in >> size && size >= 0; count *= size) array.shape.push_back(size);
+      for (int64_t size; array.shape.size() < ndim && in >> size && size >= 0; count *= size)
+        array.shape.push_back(size);
       if (!in || array.shape.size() != ndim || sizes.count(array.dtype) == 0)
         throw std::runtime_error(folder + "/manifest.txt: no array in '" + line + "'");
       array.bytes.resize(static_cast<size_t>(count) * sizes.at(array.dtype));

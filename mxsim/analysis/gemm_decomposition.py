@@ -25,9 +25,13 @@ def decompose_gemm(a: Decomposition, b: Decomposition, *, accumulator: Accumulat
     Operands that are columns are contracted along their sources' rows: a = [m, K], b = [m, N] give [K, N].
 
     Raises:
+        TypeError: if a or b is no Decomposition.
         ValueError: if one operand is columns and the other rows; if the operands are not FP8 or do not fit; if float64
             does not hold a difference exactly (a result far smaller than the others).
     """
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, Decomposition):
+            raise TypeError(f"decompose_gemm: {name} is a {type(operand).__name__}, needed a Decomposition")
     if a.quantized is None or b.quantized is None:
         raise ValueError("decompose_gemm: a or b is no decomposition of a quantized tensor")
     is_column = [d.quantized is not None and d.quantized.source_rows is not None for d in (a, b)]

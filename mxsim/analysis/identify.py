@@ -94,7 +94,7 @@ def identify(
             scale leave a doubt, and are taken as MXFP4.
 
     Raises:
-        TypeError: if a dtype is none of these.
+        TypeError: if a dtype is none of these, fmt is no BlockFormat, or profiles holds anything but a Profile.
         ValueError: if the shapes fit no format of the profiles, an array is empty, or inputs holds no finite number.
 
     >>> from mxsim.blocks import ScaleRule, quantize
@@ -103,6 +103,12 @@ def identify(
     >>> "mxsim RCEIL" in identify(x, t.packed(), t.scales).fits
     True
     """
+    if not (fmt is None or isinstance(fmt, BlockFormat)):
+        raise TypeError(f"identify: fmt is {fmt!r}, needed a BlockFormat or None")
+    profiles = list(profiles)
+    strange = next((p for p in profiles if not isinstance(p, Profile)), None)
+    if strange is not None:
+        raise TypeError(f"identify: profiles holds {strange!r}, needed Profiles")
     x = float32_of(inputs, "identify", "inputs")
     if x.size == 0:
         raise ValueError(f"identify: inputs has shape {x.shape}, needed at least one element")

@@ -228,9 +228,14 @@ PROFILES: tuple[Profile, ...] = (*_MXFP4, *_MXFP8, *_FP8)
 
 
 def profiles_of(fmt: BlockFormat) -> list[Profile]:
-    """The profiles of one format.
+    """The profiles of one format; none of a format that no profile is of.
+
+    Raises:
+        TypeError: if fmt is no BlockFormat.
 
     >>> len(profiles_of(FP8_1X128))
     7
     """
+    if not isinstance(fmt, BlockFormat):
+        raise TypeError(f"profiles_of: fmt is {fmt!r}, needed a BlockFormat")
     return [profile for profile in PROFILES if profile.format == fmt]

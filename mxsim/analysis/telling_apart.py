@@ -52,6 +52,7 @@ def tell_apart(first: Profile, second: Profile) -> Distinction | None:
     those nearest to 1.
 
     Raises:
+        TypeError: if one is no Profile.
         ValueError: if the profiles are of different formats.
 
     >>> from mxsim.analysis.profile_catalog import profiles_of
@@ -61,6 +62,9 @@ def tell_apart(first: Profile, second: Profile) -> Distinction | None:
     >>> d.values, d.first, d.second
     ((1.5,), Bytes(codes=(7,), scale=125), Bytes(codes=(5,), scale=126))
     """
+    for name, profile in (("first", first), ("second", second)):
+        if not isinstance(profile, Profile):
+            raise TypeError(f"tell_apart: {name} is a {type(profile).__name__}, needed a Profile")
     if first.format != second.format:
         raise ValueError(f"tell_apart: the profiles are of {first.format} and {second.format}, needed one format")
     for stage in range(len(_STAGES)):

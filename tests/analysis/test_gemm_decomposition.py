@@ -101,3 +101,5 @@ def test_refusals():
         decompose_gemm(fp4, row)
     with pytest.raises(ValueError, match="no decomposition of a quantized tensor"):
         decompose_gemm(decompose_gemm(row, row), row)
+    with pytest.raises(TypeError, match="decompose_gemm: b is a ndarray, needed a Decomposition"):
+        decompose_gemm(row, A)

@@ -264,6 +264,18 @@ def test_codes_too_large_for_the_format_are_refused():
         identify(X, codes, SCALES, fmt=MXFP4)
 
 
+def test_what_is_no_format_and_no_profile_is_refused_by_name():
+    with pytest.raises(TypeError, match="identify: fmt is 'MXFP4', needed a BlockFormat"):
+        identify(X, CODES, SCALES, fmt="MXFP4")
+    with pytest.raises(TypeError, match="identify: profiles holds 'DeepGEMM', needed Profiles"):
+        identify(X, CODES, SCALES, profiles=[PROFILES[0], "DeepGEMM"])
+    with pytest.raises(TypeError, match="tell_apart: second is a str, needed a Profile"):
+        tell_apart(PROFILES[0], "DeepGEMM")
+    with pytest.raises(TypeError, match="profiles_of: fmt is 'MXFP4', needed a BlockFormat"):
+        profiles_of("MXFP4")
+    assert profiles_of(MXFP6_E3M2) == []
+
+
 def test_a_format_without_profiles_is_refused():
     with pytest.raises(ValueError, match="no profile is of MXFP6_E3M2"):
         identify(X, CODES, SCALES, fmt=MXFP6_E3M2)
