@@ -110,8 +110,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
-        seed, *kept = ctx.saved_tensors[:-4]
-        operands = ctx.saved_tensors[-4:]
+        seed, *saved = ctx.saved_tensors  # once: activation checkpointing allows no more
+        kept, operands = saved[:-4], saved[-4:]
         needs = ctx.needs_input_grad[:2]
         dx, dw = linear_backward(dy.contiguous(), kept, operands, seed, *ctx.settings, needs)
         return dx if needs[0] else None, dw if needs[1] else None, *(None for _ in ctx.needs_input_grad[2:])
