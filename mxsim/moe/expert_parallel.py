@@ -167,7 +167,7 @@ class ExpertParallel(nn.Module):
     ) -> Float[Tensor, "T H"]:
         """The weighted sum over the experts that somebody else's router chose: dispatch, experts, combine."""
         route = Route.plan(topk_ids_TK, self.num_experts, self.process_group, self.num_chunks)
-        if self.training and self.router.bias is not None:
+        if self.training:
             self.num_routed_E += route.permutation.group_sizes_E.view(self.num_chunks, -1).sum(0)  # chunks, experts
         experts = self.experts
         fp8 = self.recipe.compute is Compute.FP8
