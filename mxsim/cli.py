@@ -375,6 +375,63 @@ def _corpus_info(
     corpus_info(path, as_json=json, console=_console())
 
 
+@app.command("train")
+def _train(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where log, diagnostics and checkpoint go; made if missing.")
+    ],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tiny|h200", help="tiny: minutes on a CPU. h200: 105 M tokens on that GPU. Default: tiny."
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="bf16, fp8, mxfp4, or mxfp4 with one thing changed. Default: mxfp4."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the optimizer. Default: the preset's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the weights and of the order of the text. Default: 0.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Change a field of the preset, as hidden_size=256; repeat for more."
+        ),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A text, plain, .gz or .xz. Default: novels that come with mxsim."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="Where to run. Default: cuda where there is a device.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from DIR's checkpoint, as the run there was started.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")] = False,
+) -> None:
+    """Train a mixture-of-experts language model on bytes of text, its experts in a recipe.
+
+    DIR gets log.csv (losses, gradient norm, tokens/s), diagnostics.csv (what MXFP4 does to the activations of every
+    layer), run.json (configuration, versions, device) and checkpoint.pt. The same command gives the same losses, bit
+    for bit, on the same machine. Ctrl-C ends it after the step with a checkpoint; --resume goes on as if nothing had
+    been. Exit status 1 if the loss is no number any more.
+
+    mxsim.train.recipes lists the recipes, mxsim.train.config the fields.
+
+    Example: mxsim train --preset tiny --recipe mxfp4 --steps 20 --seed 0 --out runs/mxfp4
+    """
+    from mxsim.commands.train import Request, train
+
+    status = train(
+        Request(out, preset, recipe, steps, seed, set_ or [], corpus, device, resume),
+        as_json=json,
+        console=_console(),
+        progress_console=_console(stderr=True),
+    )
+    raise typer.Exit(status)
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mxsim.moe.recipe import Activation
 
-Observer = Callable[[Activation, Tensor], None]
+Observer = Callable[[Activation, Tensor], object]
 
 _observer: Observer | None = None
 

@@ -14,6 +14,7 @@ Shapes: R rows, the sum of the groups' sizes; E experts.
 from enum import StrEnum
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -249,7 +250,7 @@ def _plain_rows(a: Tensor, b: Tensor, groups: Groups) -> Tensor:
         return torch.nn.functional.grouped_mm(a, b.transpose(1, 2), offs=groups.ends)
     if groups.num_groups == 0:
         return a.new_zeros((0, b.shape[1]))
-    return torch.cat([a_e @ b_e.t() for a_e, b_e in zip(a.split(groups.sizes), b, strict=True)])
+    return torch.cat([matmul(a_e, b_e.t()) for a_e, b_e in zip(a.split(groups.sizes), b, strict=True)])
 
 
 def _plain_wgrad(a: Tensor, b: Tensor, groups: Groups) -> Tensor:
@@ -259,7 +260,40 @@ def _plain_wgrad(a: Tensor, b: Tensor, groups: Groups) -> Tensor:
         return out.index_fill_(0, groups.on_device(empty).long(), 0) if empty else out
     if groups.num_groups == 0:
         return a.new_zeros((0, a.shape[1], b.shape[1]))
-    return torch.stack([a_e.t() @ b_e for a_e, b_e in zip(a.split(groups.sizes), b.split(groups.sizes), strict=True)])
+    return torch.stack(
+        [matmul(a_e.t(), b_e) for a_e, b_e in zip(a.split(groups.sizes), b.split(groups.sizes), strict=True)]
+    )
+
+
+_CPU_HAS_BF16 = bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def matmul(a: Float[Tensor, "*m K"], b: Float[Tensor, "K N"]) -> Float[Tensor, "*m N"]:
+    """a @ b in their dtype. bfloat16 on a CPU without instructions for it: by FP32 products and sums, rounded once.
+
+    That is what torch computes there, too, some 20 times slower.
+    """
+    if a.dtype is torch.bfloat16 and a.device.type == "cpu" and not _CPU_HAS_BF16:
+        product: Tensor = _MatmulThroughFp32.apply(a, b)
+        return product
+    return a @ b
+
+
+class _MatmulThroughFp32(torch.autograd.Function):
+    """Keeps the bfloat16 operands, as torch's own does."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return (a.float() @ b.float()).to(a.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        needs_a, needs_b = ctx.needs_input_grad
+        da = matmul(dy, b.t()) if needs_a else None
+        db = matmul(a.reshape(-1, a.shape[-1]).t(), dy.reshape(-1, dy.shape[-1])) if needs_b else None
+        return da, db
 
 
 def _fits_grouped_mm(a: Tensor, b: Tensor) -> bool:

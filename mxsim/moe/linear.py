@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mxsim.moe.activation_observer import show
 from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
 from mxsim.moe.experts import check_input, check_sizes, check_weights
-from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad
+from mxsim.moe.grouped_gemm import Gemm, grouped_gemm, grouped_wgrad, matmul
 from mxsim.moe.groups import Groups
 from mxsim.moe.library import not_differentiable, operator
 from mxsim.moe.recipe import Activation, Compute, Recipe
@@ -174,7 +174,8 @@ class Linear(nn.Module):
         check_weights("Linear", self.recipe, weight=self.weight)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.recipe.compute is Compute.BF16:
-            return F.linear(x, self.weight.to(x.dtype), bias)
+            weight = self.weight.to(x.dtype)
+            return matmul(x, weight.t()) if bias is None else F.linear(x, weight, bias)
         operands = self.fp8_weights.get("weight", self.weight)
         y: Tensor = _Linear.apply(
             rows, self.weight, draw_seed(self.recipe), self.recipe.key, self.gemm.value, *operands

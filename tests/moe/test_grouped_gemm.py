@@ -416,6 +416,27 @@ def test_gradients_of_plain_tensors(sizes):
     assert torch.autograd.gradcheck(lambda x, w: grouped_gemm(x, w, groups), (x, w))
 
 
+@pytest.mark.parametrize("has_bf16", [False, True])
+def test_bf16_products_on_a_cpu_are_fp32_sums_rounded_once(monkeypatch, has_bf16):
+    """|y - exact| <= (K + 1) * 2**-24 * sum |a b|, and half an ulp of BF16; gradients too, whoever multiplies."""
+    monkeypatch.setattr(MODULE, "_CPU_HAS_BF16", has_bf16)
+    a, b, dy = (torch.randn(shape).bfloat16() for shape in ((2, 9, 64), (64, 48), (2, 9, 48)))
+    a.requires_grad_()
+    b.requires_grad_()
+    y = MODULE.matmul(a, b)
+    da, db = torch.autograd.grad(y, [a, b], dy)
+    flat_a, flat_dy = a.detach().flatten(0, 1), dy.flatten(0, 1)
+    for got, left, right in (
+        (y.flatten(0, 1), flat_a, b.detach()),
+        (da.flatten(0, 1), flat_dy, b.detach().t()),
+        (db, flat_a.t(), flat_dy),
+    ):
+        assert got.dtype is torch.bfloat16
+        exact, size = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+        bound = (left.shape[1] + 1) * 2.0**-24 * size
+        assert (got.double() - exact).abs().le(bound + 2.0**-9 * (exact.abs() + bound) * 2).all()
+
+
 def test_wrong_plain_tensors_are_named():
     x, w, dy, groups = plain([3, 4])
     for error, match, call in (

@@ -151,7 +151,9 @@ def test_an_observer_sees_what_a_recipe_may_keep(recipe):
     assert torch.equal(tokens, x)
     assert torch.equal(swiglu(shared_h), shared_a)
     if recipe is Recipe.BF16:
-        assert torch.equal(shared_h, x @ layer.shared.w1[0].t())
+        torch.testing.assert_close(
+            shared_h, (x.double() @ layer.shared.w1[0].double().t()).bfloat16(), rtol=2e-2, atol=1e-3
+        )
     assert not any(t.requires_grad for _, t in seen)
     assert h.any()
 
