@@ -37,7 +37,7 @@ def measure(
     """The error of t against x; t is x quantized, or the format to quantize it to, piece by piece.
 
     x may be a memory-mapped array (`np.load(path, mmap_mode="r")`): `chunk` elements are in memory at a time, and no
-    result depends on it.
+    result depends on it. A view of three or more axes that is not contiguous is copied as a whole first.
 
     Args:
         x: a floating-point array or torch CPU tensor of at least one axis. Non-zero magnitudes of 2**-500 to 2**500.
