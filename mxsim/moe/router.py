@@ -28,6 +28,27 @@ class Routing(NamedTuple):
     scores_TE: Float[Tensor, "T E"]
 
 
+class _Logits(torch.autograd.Function):
+    """x @ weight.T in a wide dtype; keeps x and weight as they are, and widens them again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, weight_EH: Tensor, wide: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x_TH, weight_EH)
+        return x_TH.to(wide) @ weight_EH.to(wide).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad_TE: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x_TH, weight_EH = ctx.saved_tensors
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        dx_TH = dweight_EH = None
+        with torch.autocast(grad_TE.device.type, enabled=False):
+            if needs_x:
+                dx_TH = (grad_TE @ weight_EH.to(grad_TE.dtype)).to(x_TH.dtype)
+            if needs_weight:
+                dweight_EH = (x_TH.to(grad_TE.dtype).t() @ grad_TE).t().to(weight_EH.dtype)
+        return dx_TH, dweight_EH, None
+
+
 class TopKRouter(nn.Module):
     """scores = f(x @ weight.T); the K best by score + bias are chosen, and weighted by their scores alone.
 
@@ -38,7 +59,7 @@ class TopKRouter(nn.Module):
     Computed in float32 (for float64 tokens in float64), autocast or not. Scores that tie are chosen by the lower index,
     on every device: a stable sort, since torch.topk leaves ties open. A NaN score ranks above all others and makes its
     weight NaN (with normalize, all weights of its token): a NaN stays visible rather than rerouted. Gradients flow
-    through weights and scores, not through the choice.
+    through weights and scores, not through the choice. For the backward pass x itself is kept, no wider copy.
 
     Args:
         normalize: whether the weights of a token sum to scaling_factor.
@@ -110,7 +131,7 @@ class TopKRouter(nn.Module):
             raise ValueError(f"TopKRouter: x has shape {tuple(x_TH.shape)}, needed rows of {self.hidden_size}")
         wide = torch.float64 if x_TH.dtype == torch.float64 else torch.float32
         with torch.autocast(x_TH.device.type, enabled=False):
-            logits_TE = x_TH.to(wide) @ self.weight.to(wide).t()
+            logits_TE = _Logits.apply(x_TH, self.weight, wide)
             scores_TE = logits_TE.softmax(1) if self.router is Router.SOFTMAX else logits_TE.sigmoid()
             ids_TK = self._choose(scores_TE.detach())
             weights_TK = scores_TE.gather(1, ids_TK)

@@ -154,6 +154,25 @@ def test_gradients_flow_through_the_weights(options):
     assert torch.autograd.gradcheck(weights, (x, r.weight), fast_mode=True)
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_what_is_kept_of_the_tokens_is_the_tokens(weight_dtype, is_autocast):
+    """No float32 copy; and the gradients have the bits of the plain expression, autocast or not."""
+    r, x = router(), tokens().bfloat16().requires_grad_()
+    r.weight.data = r.weight.data.to(weight_dtype)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        routing = r(x)
+    assert any(t.data_ptr() == x.data_ptr() for t in kept)
+    assert all(t.data_ptr() == x.data_ptr() for t in kept if t.shape == x.shape)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        got = torch.autograd.grad(routing.scores_TE.square().sum(), (x, r.weight))
+    scores_TE = (x.float() @ r.weight.float().t()).sigmoid()
+    assert torch.equal(routing.scores_TE, scores_TE)
+    for mine, want in zip(got, torch.autograd.grad(scores_TE.square().sum(), (x, r.weight)), strict=True):
+        assert torch.equal(mine, want)
+
+
 def test_float32_inside_autocast():
     r = router()
     x = tokens().bfloat16()
