@@ -106,13 +106,20 @@ def test_fp8_layers_are_close_to_bf16(recipe):
 
 
 def test_a_token_is_quantized_once_before_it_is_copied_to_its_experts(monkeypatch):
-    seen = []
-    original = kernels.bf16_to_fp4_row
-    monkeypatch.setattr(kernels, "bf16_to_fp4_row", lambda x, **options: seen.append(x.shape) or original(x, **options))
-    x = tokens_of(10)
-    layer_of(Recipe.MXFP4, num_shared_experts=1)(x)
-    assert seen.count((10, H)) == 1
-    assert (10 * K, H) not in seen
+    seen = {"bf16_to_fp4_row": [], "bf16_to_fp4_and_fp8_row": []}
+
+    def watch(name, original):
+        monkeypatch.setattr(kernels, name, lambda x, **o: seen[name].append(tuple(x.shape)) or original(x, **o))
+
+    for name in seen:
+        watch(name, getattr(kernels, name))
+    layer_of(Recipe.MXFP4, num_shared_experts=1)(tokens_of(10))
+    assert seen["bf16_to_fp4_row"] == [
+        (10, H),
+        (10 * K, 2 * F),
+        (10, 2 * F),
+    ]  # tokens, h, shared h
+    assert seen["bf16_to_fp4_and_fp8_row"] == [(10 * K, F), (10, F)]  # a
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
@@ -391,6 +398,16 @@ def test_linear_is_an_expert_without_its_swiglu(recipe, bias, shape):
         (dw, dy2.t() @ x2),
     ):
         assert (got.double() - want).norm() <= limit * want.norm()
+
+
+def test_records_are_copies():
+    linear = Linear(256, 128, recipe=Recipe.MXFP4, dtype=torch.bfloat16)
+    with torch.no_grad(), record_gemms() as records:
+        y = linear(torch.ones(3, 256).bfloat16())
+    want = y.clone()
+    y.zero_()
+    assert want.any()
+    assert torch.equal(records[0].out, want)
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
