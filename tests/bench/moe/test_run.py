@@ -11,7 +11,7 @@ from mxsim.bench.moe import runner  # noqa: E402
 from mxsim.bench.moe.parts import Kind  # noqa: E402
 from mxsim.bench.moe.workload import TINY, Routing  # noqa: E402
 from mxsim.kernels import Fp4Rows  # noqa: E402
-from mxsim.moe import expert_mlp  # noqa: E402
+from mxsim.moe import stored  # noqa: E402
 from tests.bench.moe.conftest import LEAST  # noqa: E402
 
 NAMES = ["BF16", "FP8", "MXFP4", "FP8, weights inside", "MXFP4, weights inside"]
@@ -63,12 +63,12 @@ def test_the_json_has_it_all_and_no_targets_on_the_cpu(cpu_report):
 
 
 def test_wrong_results_are_a_problem_and_not_timed(monkeypatch):
-    right = expert_mlp.rows_from_fp4
+    right = stored.rows_from_fp4
 
     def negated(fp4, *arguments):
         return right(Fp4Rows(fp4.codes ^ 0x88, fp4.scales), *arguments)
 
-    monkeypatch.setattr(expert_mlp, "rows_from_fp4", negated)
+    monkeypatch.setattr(stored, "rows_from_fp4", negated)
     monkeypatch.setattr(runner, "cache_bytes", lambda _: 1)
     monkeypatch.setattr(runner, "_IN_PARTS", ())
     monkeypatch.setattr(runner, "measure_peak", lambda *_: None)
