@@ -5,7 +5,7 @@ import importlib
 import time
 from pathlib import Path
 
-from paper_figures.files import save_figure
+from paper_figures.files import NotMeasured, save_figure
 
 FOLDER = Path(__file__).resolve().parent
 TOPICS = [path.stem.removeprefix("fig_") for path in sorted(FOLDER.glob("fig_*.py"))]
@@ -28,7 +28,12 @@ def main() -> None:
         print(f"[{number}/{len(topics)}] {topic} ...", end=" ", flush=True)
         figure_start = time.perf_counter()
         figure = importlib.import_module(f"paper_figures.fig_{topic}")
-        pictures = save_figure(figure.draw(figure.compute()), topic)
+        try:
+            table = figure.compute()
+        except NotMeasured as error:
+            print(f"left out: {error}", flush=True)
+            continue
+        pictures = save_figure(figure.draw(table), topic)
         names = ", ".join(_shown(path) for path in pictures)
         print(f"{time.perf_counter() - figure_start:.1f} s: {names}", flush=True)
     print(

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).resolve().parent / "data"
 OUT = Path(__file__).resolve().parent / "out"
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+
+
+class NotMeasured(Exception):
+    """What a figure of measured numbers lacks, and the command that makes it."""
 
 
 def write_table(table: pd.DataFrame, topic: str, folder: Path = DATA) -> pd.DataFrame:

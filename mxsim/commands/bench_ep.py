@@ -80,7 +80,8 @@ def _print(console: Console, report: "EpReport") -> None:
     console.print(f"{device_line(report.provenance)}, {report.provenance['backend']}", style="bold", soft_wrap=True)
     console.print(f"{report.num_ranks} ranks; {report.shape}", soft_wrap=True)
     if report.ok:
-        console.print("Results and gradients of a small layer compared first, bit by bit, with those of one process.")
+        how = "bit by bit (BF16: within 2**-7)"
+        console.print(f"Results and gradients of a small layer compared first with those of one process, {how}.")
     if report.dispatches:
         _print_dispatches(console, report)
         _print_steps(console, report.steps)

@@ -80,8 +80,9 @@ class Route:
         starts = [num_tokens * c // num_chunks for c in range(num_chunks + 1)]
         keys_TK = topk_ids_TK
         if num_chunks > 1:
-            bounds = torch.tensor(starts[1:-1], device=topk_ids_TK.device)
-            chunk_T = torch.bucketize(torch.arange(num_tokens, device=topk_ids_TK.device), bounds, right=True)
+            # starts[c] <= t < starts[c + 1]  where  c = ((t + 1) * C - 1) // T
+            token_T = torch.arange(num_tokens, device=topk_ids_TK.device)
+            chunk_T = ((token_T + 1) * num_chunks - 1) // max(1, num_tokens)
             keys_TK = topk_ids_TK + num_experts * chunk_T.unsqueeze(1)
         permutation = Permutation.from_topk(keys_TK, num_chunks * num_experts)
 

@@ -53,4 +53,11 @@ def encoder(x: Tensor, recipe: Recipe) -> Callable[[slice], Sequence[Tensor]]:
 def converter(route: Route, recipe: Recipe) -> Callable[[Sequence[Tensor]], object]:
     """Received rows to the operand of the first GEMM: FP8 rows; in BF16 there is nothing to do."""
     sizes = route.sizes_L.tolist()
-    return lambda parts: rows_of_tokens(*parts, recipe, sizes) if len(parts) == 2 else parts
+
+    def convert(parts: Sequence[Tensor]) -> object:
+        if len(parts) == 1:
+            return parts
+        codes, scales = parts
+        return rows_of_tokens(codes, scales, recipe, sizes)
+
+    return convert

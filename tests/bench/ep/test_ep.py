@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from mxsim.bench import ep  # noqa: E402
-from mxsim.bench.ep.check import Check  # noqa: E402
+from mxsim.bench.ep.check import Check, check  # noqa: E402
 from mxsim.bench.ep.clock import _slowest  # noqa: E402
 from mxsim.bench.ep.report import Dispatched, EpReport, LayerStep  # noqa: E402
 from mxsim.bench.targets import Verdict  # noqa: E402
 from mxsim.cli import app  # noqa: E402
+from mxsim.moe import ExpertParallel, Recipe  # noqa: E402
 
 
 def _run(*arguments):
@@ -24,7 +25,13 @@ def test_a_run_on_two_processes(tmp_path):
     file = tmp_path / "result.json"
     result = _run("--device", "cpu", "--json", str(file))
     assert result.exit_code == 0, result.output
-    for text in ("2 ranks; hidden 256", "compared first, bit by bit", "all-to-all", "Whole layer", "Figures"):
+    for text in (
+        "2 ranks; hidden 256",
+        "compared first with those of one process, bit by bit",
+        "all-to-all",
+        "Whole layer",
+        "Figures",
+    ):
         assert text in result.stdout, text
     assert "at least" not in result.stdout  # targets are an H200's
     found = json.loads(file.read_text())
@@ -112,6 +119,19 @@ def test_bad_input_is_one_line(arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.FP8, Recipe.MXFP4], ids=lambda r: r.name)
+def test_the_check_sees_a_wrong_result(recipe, tmp_path, monkeypatch):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert check(recipe, 2, torch.device("cpu")).problem == ""
+        routed = ExpertParallel.routed
+        monkeypatch.setattr(ExpertParallel, "routed", lambda *args: 1.02 * routed(*args))
+        problem = check(recipe, 1, torch.device("cpu")).problem
+        assert problem.startswith("rank 0: y, dx")
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_slowest_rank_counts_in_every_sample():
