@@ -432,6 +432,44 @@ def _train(
     raise typer.Exit(status)
 
 
+@app.command("memory")
+def _memory(
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="deepseek-v3 (671B), deepseek-v2 (236B) or deepseek-v2-lite (16B).")
+    ] = "deepseek-v3",
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp8 or mxfp4.")] = "mxfp4",
+    recompute: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="core-attn, mla-up-proj, attention (both), layernorm, mlp, shared-experts, moe-experts, all or none; "
+            "repeat for more. Default: none.",
+        ),
+    ] = None,
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 32,
+    ep: Annotated[int, typer.Option("--ep", help="GPUs that share the experts of a layer.")] = 8,
+    gpus: Annotated[int, typer.Option("--gpus", help="All GPUs.")] = 256,
+    sequence: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
+    micro_batch: Annotated[int, typer.Option(help="Sequences of a micro-batch.")] = 1,
+    gpu_gb: Annotated[float, typer.Option("--gpu-gb", help="Nominal memory of a GPU, in GB.")] = 80.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the assumptions and their sources.")] = False,
+) -> None:
+    """Estimate the memory and speed of a training run by recipe and recomputation.
+
+    What every tensor of a layer takes, the micro-batches that each pipeline stage holds, weights, gradients and
+    optimizer; whether it fits, and the recomputation that costs the least time of those that fit.
+
+    Example: mxsim memory --model deepseek-v3 --recipe mxfp4 --recompute mla-up-proj --pp 32 --ep 8 --gpu-gb 80
+    """
+    from mxsim.commands.memory import Request, memory
+
+    memory(
+        Request(model, recipe, recompute or [], pp, ep, gpus, sequence, micro_batch, gpu_gb),
+        as_json=json,
+        console=_console(),
+    )
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 
