@@ -24,10 +24,15 @@ from paper_figures import (
     fig_error_decomposition,
     fig_error_theory,
     fig_format_spacing,
+    fig_fused_kernels,
+    fig_kernel_ceiling,
     fig_lossless_window,
+    fig_memory_236b,
+    fig_quantization_cost,
     fig_row_to_column,
     fig_scale_rules,
     fig_stochastic_rounding,
+    fig_table1,
 )
 from paper_figures.__main__ import TOPICS, main
 from paper_figures.files import DATA, real_tensors
@@ -70,12 +75,37 @@ COLUMNS = {
         "standard_error_db",
     ],
     "format_spacing": ["format", "exponent", "num_values", "spacing", "max_relative_error", "rms_relative_error"],
+    "fused_kernels": ["fused", "shape", "unfused", "measured", "fused_us", "unfused_us", "speedup", "device", "torch"],
+    "kernel_ceiling": ["op", "shape", "us", "tb_per_s", "of_copy", "copy_tb_per_s", "device", "torch"],
     "lossless_window": ["quantity", "source", "spread", "count", "total"],
+    "memory_236b": [
+        "num_gpus",
+        "pipeline",
+        "expert_parallel",
+        "scope",
+        "against",
+        "mxfp4_gb",
+        "other_gb",
+        "percent",
+        "points",
+        "paper_percent",
+        "residual",
+    ],
+    "quantization_cost": ["linear", "routing", "baseline", "fp8_us", "mxfp4_us", "ratio", "device", "torch"],
     "row_to_column": [field.name for field in dataclasses.fields(RowToColumnRow)],
     "scale_rules": ["kind", "data", "format", "scale_rule", "num_elements", "sqnr_db"],
     "stochastic_rounding": [field.name for field in dataclasses.fields(StochasticRow)],
+    "table1": ["setting", "scope", "recipe", "quantity", "model", "paper", "residual"],
 }
-CHEAP = [fig_format_spacing, fig_lossless_window]  # computed whole in a second or two
+CHEAP = [  # computed whole in a second or two
+    fig_format_spacing,
+    fig_fused_kernels,
+    fig_kernel_ceiling,
+    fig_lossless_window,
+    fig_memory_236b,
+    fig_quantization_cost,
+    fig_table1,
+]
 
 
 def committed(topic):
@@ -548,6 +578,91 @@ def test_the_window_of_headroom_6_holds_every_real_tensor_and_that_of_0_does_not
     assert num_inexact[6] == 0
 
 
+# ---- claims: table1 ----
+
+
+def cells_of(setting):
+    table = committed("table1")
+    rows = table[table["setting"] == setting].set_index(["quantity", "scope", "recipe"])
+    return rows.loc["fits"], {q: rows.loc[q] for q in ("memory_percent", "fullest_percent", "tokens_per_s")}
+
+
+def residuals(rows):
+    return rows.loc[rows["residual"] != "none", "residual"].astype(float)
+
+
+def test_table_1_within_its_goals_and_by_how_much():
+    fits, values = cells_of(fig_table1.AS_ASSUMED)
+    assert len(fits) == 9
+    assert (fits["model"] == fits["paper"].astype(float)).all()
+    for quantity, goal, claim in (("memory_percent", 2, 1.66), ("tokens_per_s", 3, 2.27)):
+        errors = residuals(values[quantity]).abs()
+        assert len(errors) == 5
+        assert errors.max() == claim < goal
+
+
+def test_verdicts_of_fp8_hang_by_a_few_gb():
+    _, values = cells_of(fig_table1.AS_ASSUMED)
+    fullest = values["fullest_percent"]["model"].xs("FP8", level="recipe") * 0.8
+    limit = 81559 * 2**20 / 1e9 - 1.5
+    slack = [round(limit - fullest[scope], 1) for scope in list(fig_table1.PAPER_SCOPES)[:2]]
+    assert slack == [1.7, -4.1]
+
+
+def test_no_other_layout_has_the_verdicts():
+    wrong = {name: int((cells_of(name)[0]["residual"].astype(float) != 0).sum()) for name in fig_table1.SETTINGS}
+    assert (wrong["as assumed"], wrong["PP 16, EP 16"], wrong["PP 8, EP 32"]) == (0, 1, 2)
+    assert wrong["optimizer 8 bytes"] == 2
+    assert wrong["rows 1.1 of balanced"] == wrong["reserve 4 GB"] == 1
+
+
+# ---- claims: memory_236b, kernels ----
+
+
+def test_236b_is_not_explained():
+    table = committed("memory_236b")
+    against = table.set_index(["against", "scope"])["percent"]
+    assert against["FP8"].between(-15, -13).all()
+    assert against["BF16", "MLP + shared experts"].between(-15.5, -11.1).all()
+    assert against["BF16", "all MoE"].between(-7.1, -2.7).all()
+    assert table.loc[table["against"] == "FP8", "points"].between(-10.7, -9.8).all()
+
+
+def test_fused_kernels_against_three_sequences():
+    speedup = committed("fused_kernels").groupby(["fused", "measured"])["speedup"].agg(["min", "max"]).round(1)
+    assert speedup.loc[("fp4_row_to_fp8_row", "sequence")].tolist() == [3.1, 3.4]
+    assert speedup.loc[("fp4_row_to_fp8_col", "sequence")].tolist() == [16.2, 18.0]
+    assert speedup.loc[("fp4_row_to_fp8_col", "sum")].tolist() == [3.2, 3.4]
+
+
+def test_quantization_cost_by_baseline():
+    table = committed("quantization_cost")
+    ratios = {key: rows["ratio"].round(2).tolist() for key, rows in table.groupby(["linear", "routing"])}
+    assert ratios["grouped", "balanced"] == [1.60, 1.79, 1.01]  # two kernels; one read, measured and computed
+    assert ratios["grouped", "skewed"] == [1.57]
+    assert ratios["dense", "none"] == [1.15, 1.27, 0.72]
+    figures = json.loads(fig_quantization_cost.MEASURED.read_text())["figures"]
+    named = {(f["name"], f["routing"]): f["value"] for f in figures}
+    for kind, routing in (("grouped", "balanced"), ("dense", None)):
+        value = named[f"{kind}-linear quantization + conversion, FP8 / MXFP4", routing]
+        assert round(value, 2) == ratios[kind, routing or "none"][0]
+
+
+def test_kernels_as_a_share_of_a_copy():
+    large = committed("kernel_ceiling").query("shape == '32768x7168'").set_index("op")["of_copy"].round(2)
+    columns = large[large.index.str.endswith("_col")]
+    rows = large[large.index.str.endswith("_row")]
+    assert (columns.min(), columns.max()) == (0.83, 0.88)
+    assert (rows.idxmin(), rows.min(), rows.idxmax(), rows.max()) == (
+        "fp8_row_to_fp4_row",
+        0.89,
+        "bf16_to_fp4_row",
+        1.02,
+    )
+    tiles = large[large.index.str.contains("tile")]
+    assert (tiles.min(), tiles.max()) == (0.71, 0.78)
+
+
 # ---- pictures ----
 
 
@@ -601,6 +716,7 @@ def test_an_unknown_topic_is_refused_in_one_line():
     assert run.returncode == 2
     assert (
         "no figure is called nonsense; there are accumulation, dispatch, error_decomposition, error_theory, "
-        "format_spacing, lossless_window, row_to_column, scale_rules, stochastic_rounding" in run.stderr
+        "format_spacing, fused_kernels, kernel_ceiling, lossless_window, memory_236b, quantization_cost, "
+        "row_to_column, scale_rules, stochastic_rounding, table1" in run.stderr
     )
     assert "Traceback" not in run.stderr
