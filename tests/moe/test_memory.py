@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mxsim.moe.memory import (
+    ATTENTION,
     DEEPSEEK_V2,
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
@@ -29,7 +30,8 @@ from mxsim.moe.memory import (
     micro_batches_in_flight,
     token_time,
 )
-from mxsim.moe.memory.throughput import attention_flops, gemm_flops
+from mxsim.moe.memory.activations import attention_tensors
+from mxsim.moe.memory.throughput import attention_flops, conversion_bytes, dispatch_bytes, gemm_flops
 from mxsim.moe.recipe import Activation, Recipe
 
 RECIPES = (Recipe.BF16, Recipe.FP8, Recipe.MXFP4)
@@ -107,6 +109,58 @@ def test_operations_of_a_token_by_hand():
     rest = 61 * 187_105_280 + 58 * (3 * 7168 * 2048 + 256 * 7168) + 3 * 3 * 7168 * 18432 + 129280 * 7168
     assert (forward, again) == (2 * (experts + rest), 2 * experts)
     assert attention_flops(run_of()) == 61 * 2 * 128 * (192 + 128) * 2048
+
+
+def test_the_first_stage_has_the_embedding_and_the_last_the_head():
+    first, *_, last = run_of().stages()
+    embedding, attention, expert, gate = 129280 * 7168, 187_105_280, 3 * 7168 * 2048, 256 * 7168
+    assert first.weights == 2 * (2 * attention + 2 * 3 * 7168 * 18432 + embedding)
+    assert last.weights == 2 * (attention + 33 * expert + gate + embedding)
+    assert first.optimizer == 3 / 8 * first.weights  # shared by 8: 6 bytes for the weights' 2
+
+
+@pytest.mark.parametrize(
+    "recipe, kilobytes",
+    [
+        (Recipe.BF16, {"attention norm's output": 14.336, "output projection's input": 32.768}),
+        (
+            Recipe.FP8,
+            {"attention norm's output": 7.392, "output projection's input": 16.896, "attention output": 32.768},
+        ),
+        (
+            Recipe.MXFP4,
+            {"attention norm's output": 3.808, "output projection's input": 8.704, "attention output": 32.768},
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_attention_of_one_token_by_hand(recipe, kilobytes):
+    """BF16's output projection reads the flash kernel's output itself; the others keep their own copy beside it."""
+    tensors = attention_tensors(DEEPSEEK_V3, 1, recipe, frozenset())
+    sizes = {t.name: t.num_bytes / 1e3 for t in tensors}
+    common = {"latents": 4.224, "queries, keys, values": 131.072, "attention log-sums": 0.512}
+    up = {Recipe.BF16: 4.096, Recipe.FP8: 2.112, Recipe.MXFP4: 1.088}[recipe]
+    assert sizes == kilobytes | common | {"up-projections' input": up}
+    dropped = {t.name for t in attention_tensors(DEEPSEEK_V3, 1, recipe, ATTENTION) if t.dropped}
+    assert dropped == {"up-projections' input", "queries, keys, values", "attention log-sums"} | (
+        {"attention output"} & set(sizes)
+    )
+
+
+def test_conversion_and_dispatch_of_a_token_by_hand():
+    """464 rows of a token in 58 layers. FP8's two kernels move 2 (2 + 1.03125) bytes an element; BF16 converts none."""
+    rows, both, again = 464, 6.0625, frozenset({Module.MOE_EXPERTS})
+    assert conversion_bytes(run_of(Recipe.BF16)) == 0
+    assert conversion_bytes(run_of(Recipe.FP8)) == rows * both * (7168 + 2048 + 4096 + 7168)
+    forward = 7168 * (0.53125 + 1.03125) + 2048 * (2 + 0.53125 + 1.03125) + 4096 * (2 + 0.53125)
+    backward = (4096 + 7168) * both + (7168 + 2048) * (0.53125 + 1.03125)
+    assert conversion_bytes(run_of(Recipe.MXFP4)) == rows * (forward + backward)
+    assert conversion_bytes(run_of(Recipe.MXFP4, again)) == rows * (2 * forward + backward)
+    sent = rows * 7 / 8 * 7168
+    bytes_sent = [dispatch_bytes(run_of(recipe)) for recipe in RECIPES]
+    assert bytes_sent == [sent * 8, sent * 8, sent * (0.53125 + 1.03125 + 4)]
+    exposed = token_time(run_of(assumptions=Assumptions(exposed_dispatch=0.5, dispatch_gb_per_s=100)))
+    assert math.isclose(exposed.dispatch_us, bytes_sent[2] / 100e9 * 1e6 / 2)
 
 
 # ---- theorems ----
@@ -252,6 +306,37 @@ def test_torch_keeps_the_bytes_of_the_estimate(recipe, is_recomputed):
     assert len(small) <= 5
     result.sum().backward()
     assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_torch_keeps_the_bytes_of_the_estimate_in_a_whole_moe_layer(recipe):
+    """Gate, routed and shared experts; every token goes to both experts, so that no column is padded."""
+    torch = pytest.importorskip("torch")
+    from mxsim.moe import Gemm, MoE
+    from tests.moe.test_experts import saved_by
+
+    sizes = {"hidden_size": 512, "intermediate_size": 256, "num_experts": 2, "top_k": 2, "num_shared_experts": 1}
+    tokens, model = 256, replace(DEEPSEEK_V3, **sizes)
+    layer = MoE(**sizes, recipe=recipe, gemm=Gemm.DEQUANTIZED, dtype=torch.bfloat16)
+    layer.prepare_weights()
+    ours = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    if recipe is not Recipe.BF16:
+        for experts in (layer.experts, layer.shared):
+            copies = (t for name in ("w1", "w2") for t in experts.fp8_weights.get(name, getattr(experts, name)))
+            ours |= {t.untyped_storage().data_ptr() for t in copies}
+    x = torch.randn(tokens, 512).bfloat16().requires_grad_()
+    _, kept = saved_by(lambda: layer(x))
+    routing = {(tokens, 1), (tokens, 2), (2 * tokens,)}  # float32: scores, routing weights, their sums
+    got = sum(
+        t.untyped_storage().nbytes()
+        for t in kept
+        if t.untyped_storage().data_ptr() not in ours
+        and not (t.dtype is torch.int64 or (t.dtype is torch.float32 and t.shape in routing))
+    )
+    names = ("MLP norm's output", "expert input", "SwiGLU input", "second GEMM's input", "shared experts' ")
+    tensors = layer_tensors(model, tokens, recipe, frozenset(), is_dense=False)
+    want = kept_bytes(t for t in tensors if t.name.startswith(names))
+    assert got == want
 
 
 # ---- against an H200 ----
