@@ -1,4 +1,4 @@
-"""The README's tables of measured results, made from benchmarks/results: python benchmarks/readme_table.py [moe]."""
+"""The README's measured tables, made from benchmarks/results: python benchmarks/readme_table.py [moe | ep]."""
 
 import json
 import sys
@@ -27,6 +27,7 @@ RIVALS = [
 
 
 MOE_RESULTS = RESULTS / "moe_h200.json"
+EP_RESULTS = RESULTS / "ep_h200.json"
 RECIPES = ("BF16", "FP8", "MXFP4")
 # label, kinds of parts whose times are added
 MOE_PARTS = [
@@ -116,13 +117,7 @@ def moe_table(moe: Any) -> str:
     for num_layers, cells in peaks.items():
         what = f"{num_layers} layers" if num_layers > 1 else "one layer"
         lines.append(_row(f"peak memory of {what} above weights and gradients", cells))
-    lines += ["", "| figure | measured | at least | aim | |", "| --- | --- | --- | --- | --- |"]
-    for figure in moe["figures"]:
-        if "target" in figure:
-            target = figure["target"]
-            name = _name(figure) + (f", the paper {figure['paper']}" if "paper" in figure else "")
-            bounds = f"{target['bound']:g} | {target['aim']:g} | {_VERDICTS[target['verdict']]}"
-            lines.append(f"| {name} | {figure['value']:.3f} | {bounds} |")
+    lines += ["", *_figure_rows(moe["figures"])]
     one_read = [
         f"{figure['name'].split('-')[0]} {figure['value']:.2f}"
         + (f" ({figure['routing']})" if figure["routing"] else "")
@@ -145,6 +140,46 @@ def moe_table(moe: Any) -> str:
     bound = [f"{s['recipe']} ({r['routing']})" for r in moe["routings"] for s in r["steps"] if s.get("is_host_bound")]
     notes += [f"- Bound by the host: {', '.join(bound)}."] if bound else []
     return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+def ep_table(ep: Any) -> str:
+    """Markdown of what `mxsim bench ep --json` wrote on GPUs: its largest batch."""
+    made = ep["provenance"]
+    tokens = max(row["tokens"] for row in ep["layer"])
+    dispatch = {r["recipe"]: r for r in ep["dispatch"] if r["tokens"] == tokens and r["num_chunks"] == 1}
+    layer = {row["recipe"]: row for row in ep["layer"] if row["tokens"] == tokens}
+    lines = [
+        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['backend']}, "
+        f"{made['date'][:10]}; {ep['shape']}; {tokens} tokens a GPU. `{made['command']}`",
+        "",
+        f"| expert parallelism over {ep['ranks']} GPUs | BF16 | FP8 | MXFP4 |",
+        "| --- | --- | --- | --- |",
+        _row("bytes of a row", {r: str(d["row_bytes"]) for r, d in dispatch.items()}),
+        _row(
+            "forward dispatch: all-to-all", {r: f"{d['parts']['all-to-all'] / 1e3:.2f} ms" for r, d in dispatch.items()}
+        ),
+        _row("with quantize, pack, regroup and convert", {r: f"{d['us'] / 1e3:.2f} ms" for r, d in dispatch.items()}),
+        _row("layer, forward + backward", {r: f"{row['us'] / 1e3:.0f} ms" for r, row in layer.items()}),
+        _row("activations kept for backward", {r: f"{row['kept_bytes'] / 1e9:.2f} GB" for r, row in layer.items()}),
+        _row("peak memory above weights", {r: f"{row['peak_bytes'] / 1e9:.1f} GB" for r, row in layer.items()}),
+        "",
+        *_figure_rows(ep["figures"]),
+    ]
+    smaller = [f for f in ep["figures"] if "target" not in f and f["name"].startswith("layer forward + backward")]
+    notes = [f"{f['name'].removeprefix('layer forward + backward, ')} {f['value']:.2f}" for f in smaller]
+    return "\n".join([*lines, "", f"- The layer at other sizes: {'; '.join(notes)}."] if notes else lines)
+
+
+def _figure_rows(figures: Any) -> list[str]:
+    """A table of the figures that have a target."""
+    lines = ["| figure | measured | at least | aim | |", "| --- | --- | --- | --- | --- |"]
+    for figure in figures:
+        if "target" in figure:
+            target = figure["target"]
+            name = _name(figure) + (f", the paper {figure['paper']}" if "paper" in figure else "")
+            bounds = f"{target['bound']:g} | {target['aim']:g} | {_VERDICTS[target['verdict']]}"
+            lines.append(f"| {name} | {figure['value']:.3f} | {bounds} |")
+    return lines
 
 
 def _one_read_us(moe: Any) -> float:
@@ -185,5 +220,7 @@ def _name(figure: Any) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["moe"]:
         print(moe_table(json.loads(MOE_RESULTS.read_text())))
+    elif sys.argv[1:] == ["ep"]:
+        print(ep_table(json.loads(EP_RESULTS.read_text())))
     else:
         print(table())

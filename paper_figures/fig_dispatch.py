@@ -81,7 +81,9 @@ def _draw_dispatch(axes: Axes, df: pd.DataFrame, tokens: int) -> None:
             ms = parts[f"{part} us"] / 1e3
             axes.bar(place, ms, 0.7, bottom=start, color=_shade(FORMAT_COLORS[fmt], number), linewidth=0)
             start += ms
-        axes.text(place, start, f"{start:.2f}", ha="center", va="bottom", fontsize=6)
+        axes.annotate(
+            f"{start:.2f}", (place, start), (0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=6
+        )
         best = whole[whole["recipe"] == recipe]["value"].min() / 1e3
         axes.plot(place, best, "o", color="black", markersize=2.5)
     axes.set_xticks(range(len(RECIPES)), list(RECIPES))

@@ -58,6 +58,12 @@ def test_the_tables_of_the_expert_layer_are_those_of_the_results():
     assert table.strip() in README
 
 
+def test_the_tables_of_expert_parallelism_are_those_of_the_results():
+    command = [sys.executable, str(ROOT / "benchmarks/readme_table.py"), "ep"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table.strip() in README
+
+
 def test_every_file_it_names_exists():
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
