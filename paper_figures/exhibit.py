@@ -8,7 +8,7 @@ An exhibit is a module fig<number>_<topic>.py, the number optional, with TOPIC, 
         claim="Quantization costs a grouped linear 1.43 to 1.53 times less than in FP8.",  # the paper's, in our words
         paper_hardware="80 GB Hopper",
         hardware="one H200",
-        rows=lambda df: [row("grouped", df["ratio"][0], (1.43, 1.53), unit="x")],
+        rows=lambda df: [compared("grouped", df["ratio"][0], (1.43, 1.53), unit="x")],
         note="One honest sentence on why the two differ.",
         measured=Measured(("bench", "moe")),  # if it is of measured numbers: compute takes measured=, a file of these
     )
@@ -42,10 +42,10 @@ class Row(NamedTuple):
     residual: str
 
 
-def row(what: str, ours: float, paper: float | tuple[float, float], *, unit: str = "", digits: int = 2) -> Row:
+def compared(what: str, ours: float, paper: float | tuple[float, float], *, unit: str = "", digits: int = 2) -> Row:
     """residual = ours - paper, or from the nearer end of paper's range, and 0 inside.
 
-    >>> row("rows", 3.41, (1.6, 1.9), unit="x", digits=1)
+    >>> compared("rows", 3.41, (1.6, 1.9), unit="x", digits=1)
     Row(what='rows', paper='1.6 to 1.9x', ours='3.4x', residual='+1.5x')
     """
     low, high = paper if isinstance(paper, tuple) else (paper, paper)

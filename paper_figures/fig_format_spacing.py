@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from mxsim.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, INT8, FloatFormat, round_to
 from mxsim.plotting import COLUMN_WIDTH, FORMAT_COLORS, use_theme
+from paper_figures.exhibit import Exhibit
 from paper_figures.files import DATA, write_table
 
 TOPIC = "format_spacing"
@@ -95,3 +96,12 @@ def _draw_steps(axes: Axes, df: pd.DataFrame, column: str, unit: float = 1) -> N
         axes.stairs(
             table[column] / unit, edges, baseline=None, color=FORMAT_COLORS[name], linewidth=width, zorder=order
         )
+
+
+EXHIBIT = Exhibit(
+    title="Spacing of the formats' values",
+    alt="Three panels over the magnitude: every positive value of each element format, the distance between "
+    "neighbours, and the largest relative error of rounding to nearest.",
+    hardware="any CPU",
+    note="Follows from the formats alone.",
+)

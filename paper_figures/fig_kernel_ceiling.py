@@ -14,15 +14,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mxsim.plotting import COLUMN_WIDTH, FORMAT_COLORS, use_theme
+from paper_figures.exhibit import Exhibit, Measured
 from paper_figures.files import DATA, RESULTS, write_table
 
 TOPIC = "kernel_ceiling"
 MEASURED = RESULTS / "kernels_h200.json"
 
 
-def compute(folder: Path = DATA) -> pd.DataFrame:
+def compute(folder: Path = DATA, *, measured: Path = MEASURED) -> pd.DataFrame:
     """Bytes read and written a second, and their share of a copy's, of every op and shape."""
-    report = json.loads(MEASURED.read_text(encoding="utf-8"))
+    report = json.loads(measured.read_text(encoding="utf-8"))
     provenance = report["provenance"]
     rows = [
         {
@@ -64,3 +65,12 @@ def draw(df: pd.DataFrame) -> Figure:
     axes.set(ylim=(len(y) - 0.3, -0.6), xlabel="bytes a second (fraction of a copy's)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
+
+
+EXHIBIT = Exhibit(
+    title="Kernels as a fraction of a copy",
+    alt="Dots of each kernel's bytes a second as a fraction of a copy's, by shape, with a line at 1.",
+    hardware="one H200",
+    note="The share of a copy is of the same run on the same GPU; other GPUs have other copies.",
+    measured=Measured(("bench",)),
+)
