@@ -8,7 +8,9 @@ from pathlib import Path
 from paper_figures.files import NotMeasured, save_figure
 
 FOLDER = Path(__file__).resolve().parent
-TOPICS = [path.stem.removeprefix("fig_") for path in sorted(FOLDER.glob("fig_*.py"))]
+# topic -> module: fig_<topic>.py, or with the paper's number fig5_<topic>.py
+MODULES = {path.stem.partition("_")[2]: path.stem for path in FOLDER.glob("fig*_*.py")}
+TOPICS = sorted(MODULES)
 
 
 def main() -> None:
@@ -27,7 +29,7 @@ def main() -> None:
     for number, topic in enumerate(topics, 1):
         print(f"[{number}/{len(topics)}] {topic} ...", end=" ", flush=True)
         figure_start = time.perf_counter()
-        figure = importlib.import_module(f"paper_figures.fig_{topic}")
+        figure = importlib.import_module(f"paper_figures.{MODULES[topic]}")
         try:
             table = figure.compute()
         except NotMeasured as error:

@@ -19,6 +19,7 @@ from mxsim.analysis.stochastic import Quantity, StochasticRow, growth_exponent, 
 from mxsim.blocks import MXFP4, ScaleRule, count_inexact, fp4_row_to_fp8_col, fp4_row_to_fp8_row, quantize
 from mxsim.formats import FORMATS, decode
 from paper_figures import (
+    fig5_loss_curves,
     fig_accumulation,
     fig_dispatch,
     fig_error_decomposition,
@@ -34,7 +35,7 @@ from paper_figures import (
     fig_stochastic_rounding,
     fig_table1,
 )
-from paper_figures.__main__ import TOPICS, main
+from paper_figures.__main__ import MODULES, TOPICS, main
 from paper_figures.files import DATA, real_tensors
 
 # Figures of what was measured on GPUs: where that result is not there yet, neither is their table.
@@ -77,6 +78,7 @@ COLUMNS = {
     "format_spacing": ["format", "exponent", "num_values", "spacing", "max_relative_error", "rms_relative_error"],
     "fused_kernels": ["fused", "shape", "unfused", "measured", "fused_us", "unfused_us", "speedup", "device", "torch"],
     "kernel_ceiling": ["op", "shape", "us", "tb_per_s", "of_copy", "copy_tb_per_s", "device", "torch"],
+    "loss_curves": list(fig5_loss_curves.COLUMNS),
     "lossless_window": ["quantity", "source", "spread", "count", "total"],
     "memory_236b": [
         "num_gpus",
@@ -98,6 +100,7 @@ COLUMNS = {
     "table1": ["setting", "scope", "recipe", "quantity", "model", "paper", "residual"],
 }
 CHEAP = [  # computed whole in a second or two
+    fig5_loss_curves,
     fig_format_spacing,
     fig_fused_kernels,
     fig_kernel_ceiling,
@@ -117,7 +120,7 @@ def committed(topic):
 def test_the_figures_are_the_ones_tested_here():
     assert sorted(COLUMNS) == TOPICS
     for topic in TOPICS:
-        assert topic == importlib.import_module(f"paper_figures.fig_{topic}").TOPIC
+        assert topic == importlib.import_module(f"paper_figures.{MODULES[topic]}").TOPIC
 
 
 # ---- tables ----
@@ -668,7 +671,7 @@ def test_kernels_as_a_share_of_a_copy():
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_drawn_from_the_table_alone_with_units_and_without_warnings(topic):
-    picture = importlib.import_module(f"paper_figures.fig_{topic}").draw(committed(topic))
+    picture = importlib.import_module(f"paper_figures.{MODULES[topic]}").draw(committed(topic))
     assert isinstance(picture, Figure)
     picture.savefig(io.BytesIO(), format="png")  # pytest turns a warning into an error
     labels = [label for axes in picture.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
@@ -716,7 +719,7 @@ def test_an_unknown_topic_is_refused_in_one_line():
     assert run.returncode == 2
     assert (
         "no figure is called nonsense; there are accumulation, dispatch, error_decomposition, error_theory, "
-        "format_spacing, fused_kernels, kernel_ceiling, lossless_window, memory_236b, quantization_cost, "
+        "format_spacing, fused_kernels, kernel_ceiling, loss_curves, lossless_window, memory_236b, quantization_cost, "
         "row_to_column, scale_rules, stochastic_rounding, table1" in run.stderr
     )
     assert "Traceback" not in run.stderr
