@@ -1,4 +1,4 @@
-"""The README's measured tables, made from benchmarks/results: python benchmarks/readme_table.py [moe | ep]."""
+"""The README's measured tables from benchmarks/results: python benchmarks/readme_table.py [moe | ep | train]."""
 
 import json
 import sys
@@ -36,6 +36,9 @@ MOE_PARTS = [
     ("SwiGLU", ("SwiGLU forward", "SwiGLU backward")),
     ("permute, unpermute", ("permute, unpermute",)),
 ]
+
+
+TRAIN_RESULTS = RESULTS / "train_h200"
 
 
 def load(name: str) -> Any:
@@ -196,6 +199,33 @@ def _one_read_ratios(moe: Any) -> str:
     return f"{_one_read_us(moe) / grouped:.2f} grouped and {_one_read_us(moe) / dense:.2f} dense"
 
 
+def train_table(folder: Path) -> str:
+    """Markdown of the runs of `mxsim train` in a folder. BF16 is compared with its seed 0, the others seed by seed."""
+    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*/run.json"))]
+    runs = {(run["config"]["recipe"], run["config"]["seed"]): run for run in documents}
+    first = runs["bf16", 0]
+    made, config = first["provenance"], first["config"]
+    tokens = config["steps"] * config["batch_size"] * config["sequence_length"]
+    text = first["corpus"]["train_bytes"] + first["corpus"]["validation_bytes"]
+    lines = [
+        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"{first['num_parameters'] / 1e6:.0f} M parameters ({first['num_active_parameters'] / 1e6:.0f} M active), "
+        f"{tokens / 1e6:.0f} M tokens (bytes) of a text of {text / 1e6:.0f} MB. `{made['command']}`, and so on.",
+        "",
+        f"| recipe | seed | validation loss, mean of the last {first['final_steps']} steps | against BF16 | tokens/s |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for (recipe, seed), run in sorted(runs.items(), key=lambda item: (RECIPES.index(item[0][0].upper()), item[0][1])):
+        base = first if recipe == "bf16" else runs["bf16", seed]
+        percent = 100 * (run["final_validation_loss"] / base["final_validation_loss"] - 1)
+        against = "" if run is first else f"{percent:+.3f} %"
+        lines.append(
+            f"| {recipe.upper()} | {seed} | {run['final_validation_loss']:.4f} | {against} "
+            f"| {run['median_tokens_per_s']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
 _VERDICTS = {"aim": "aim reached", "reached": "reached", "missed": "missed"}
 
 
@@ -222,5 +252,7 @@ if __name__ == "__main__":
         print(moe_table(json.loads(MOE_RESULTS.read_text())))
     elif sys.argv[1:] == ["ep"]:
         print(ep_table(json.loads(EP_RESULTS.read_text())))
+    elif sys.argv[1:] == ["train"]:
+        print(train_table(TRAIN_RESULTS))
     else:
         print(table())
