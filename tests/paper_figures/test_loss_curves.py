@@ -115,7 +115,7 @@ def test_runs_of_other_steps_are_refused(tmp_path):
     path = runs / "fp8-seed0" / "log.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match="losses of fp8, seed 0, are of other steps than BF16's"):
-        compute(tmp_path, runs=runs)
+        compute(tmp_path, measured=runs)
 
 
 def test_runs_without_diagnostics_are_refused(tmp_path):
@@ -124,7 +124,7 @@ def test_runs_without_diagnostics_are_refused(tmp_path):
     path = runs / "mxfp4-seed0" / "diagnostics.csv"
     path.write_text(path.read_text().splitlines(keepends=True)[0])
     with pytest.raises(ValueError, match=r"no run in .* holds diagnostics of stored activations"):
-        compute(tmp_path, runs=runs)
+        compute(tmp_path, measured=runs)
 
 
 SMALL = "steps=2 batch_size=2 sequence_length=32 eval_sequences=1 final_evals=1 eval_every=0 checkpoint_every=0 "
