@@ -470,6 +470,53 @@ def _memory(
     )
 
 
+@app.command("figures")
+def _figures(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Exhibits, as --list shows them. Default: all.")
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Measure again what this machine can, and say what it cannot.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Tables and pictures go here. Default: paper_figures, README.md too; with --recompute: recomputed.",
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the exhibits instead.")] = False,
+) -> None:
+    """Compute and draw the exhibits, the paper's and our own, in a checkout of the repository.
+
+    From the results, tensors and formulas in the repository, on any CPU, in two minutes. With --recompute the results
+    themselves are made again by mxsim bench where there are Hopper GPUs for it.
+
+    Example: mxsim figures scale_rules --out /tmp/figures
+    """
+    from mxsim.commands.figures import Request, figures, list_figures
+
+    if list_:
+        list_figures(_console())
+        return
+    figures(Request(names or [], recompute, out), console=_console(), progress_console=_console(stderr=True))
+
+
+@app.command("report")
+def _report(
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where the report goes.")] = Path("mxsim-report.html"),
+) -> None:
+    """Write the exhibits, the validation and the provenance of every result into one HTML file that needs no other.
+
+    In a checkout of the repository; the pictures are those that mxsim figures drew.
+
+    Example: mxsim report --out report.html
+    """
+    from mxsim.commands.report import report
+
+    report(out, console=_console())
+
+
 def _console(*, stderr: bool = False) -> Any:
     from rich.console import Console
 

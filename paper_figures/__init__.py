@@ -1,5 +1,5 @@
-"""The figures. Each fig_<topic>.py computes a table, data/<topic>.csv, and draws it to out/<topic>.pdf and .png.
+"""The exhibits. Each fig<number>_<topic>.py computes a table, data/<topic>.csv, and draws it to out/<topic>.pdf, .png.
 
-A file may have the paper's number, as fig5_loss_curves.py.
-`python -m paper_figures` makes all of them, `python -m paper_figures scale_rules` only those named.
+`mxsim figures` (or `python -m paper_figures`) makes all of them and README.md, `mxsim figures scale_rules` only those
+named; `mxsim report` puts them into one HTML file.
 """

@@ -123,7 +123,7 @@ EXHIBIT = Exhibit(
     claim="MXFP4's peak is 6.9 % (MLP and shared experts recomputed) and 7.2 % (all MoE) below FP8's, 11 % below "
     "BF16's.",
     paper_hardware="Hopper GPUs of 80 GB, layout not public",
-    hardware="none: an estimate with nothing calibrated on these figures",
+    hardware="no GPU: an estimate with nothing calibrated on these figures",
     rows=_rows_of_page,
     note="Not explained: the estimate saves up to twice what the paper reports against FP8, and the layout, or whether "
     "its percentages are of the other recipe's peak or of 80 GB, is not known.",

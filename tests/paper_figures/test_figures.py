@@ -1,12 +1,9 @@
 """What the figures claim holds on their tables; the tables are reproducible; the pictures can be drawn from them."""
 
 import dataclasses
-import importlib
 import io
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -33,9 +30,10 @@ from paper_figures import (
     fig_row_to_column,
     fig_scale_rules,
     fig_stochastic_rounding,
+    fig_storage,
     fig_table1,
 )
-from paper_figures.__main__ import MODULES, TOPICS, main
+from paper_figures.exhibit import TOPICS, load
 from paper_figures.files import DATA, real_tensors
 
 # Figures of what was measured on GPUs: where that result is not there yet, neither is their table.
@@ -97,6 +95,7 @@ COLUMNS = {
     "row_to_column": [field.name for field in dataclasses.fields(RowToColumnRow)],
     "scale_rules": ["kind", "data", "format", "scale_rule", "num_elements", "sqnr_db"],
     "stochastic_rounding": [field.name for field in dataclasses.fields(StochasticRow)],
+    "storage": ["quantity", "layers", "routing", "recipe", "bytes", "device", "torch"],
     "table1": ["setting", "scope", "recipe", "quantity", "model", "paper", "residual"],
 }
 CHEAP = [  # computed whole in a second or two
@@ -107,6 +106,7 @@ CHEAP = [  # computed whole in a second or two
     fig_lossless_window,
     fig_memory_236b,
     fig_quantization_cost,
+    fig_storage,
     fig_table1,
 ]
 
@@ -118,9 +118,9 @@ def committed(topic):
 
 
 def test_the_figures_are_the_ones_tested_here():
-    assert sorted(COLUMNS) == TOPICS
+    assert sorted(COLUMNS) == sorted(TOPICS)
     for topic in TOPICS:
-        assert topic == importlib.import_module(f"paper_figures.{MODULES[topic]}").TOPIC
+        assert topic == load(topic).TOPIC
 
 
 # ---- tables ----
@@ -666,12 +666,22 @@ def test_kernels_as_a_share_of_a_copy():
     assert (tiles.min(), tiles.max()) == (0.71, 0.78)
 
 
+def test_what_is_kept_against_fp8_and_bf16():
+    table = committed("storage").query("routing == 'balanced'").set_index(["quantity", "layers", "recipe"])["bytes"]
+    saved = {
+        (other, *key): round(100 * (1 - table[*key, "MXFP4"] / table[*key, other]))
+        for key in ((fig_storage.KEPT, 1), ("peak", 4))
+        for other in ("FP8", "BF16")
+    }
+    assert list(saved.values()) == [60, 73, 18, 32]
+
+
 # ---- pictures ----
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_drawn_from_the_table_alone_with_units_and_without_warnings(topic):
-    picture = importlib.import_module(f"paper_figures.{MODULES[topic]}").draw(committed(topic))
+    picture = load(topic).draw(committed(topic))
     assert isinstance(picture, Figure)
     picture.savefig(io.BytesIO(), format="png")  # pytest turns a warning into an error
     labels = [label for axes in picture.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
@@ -704,22 +714,3 @@ def test_dispatch_is_drawn_from_a_result_of_bench_ep(tmp_path):
     assert max(tops) == pytest.approx(1.5)  # ms
     assert [line.get_ydata()[0] for line in left.lines] == pytest.approx([0.75] * 3)
     assert {bar.get_height() for bar in right.patches} == {2.0}
-
-
-def test_what_is_not_measured_is_left_out_and_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fig_dispatch.compute, "__kwdefaults__", {"measured": tmp_path / "ep_h200.json"})
-    monkeypatch.setattr(sys, "argv", ["paper_figures", "dispatch"])
-    main()
-    assert "left out: ep_h200.json is not in" in capsys.readouterr().out
-
-
-def test_an_unknown_topic_is_refused_in_one_line():
-    command = [sys.executable, "-m", "paper_figures", "nonsense"]
-    run = subprocess.run(command, cwd=DATA.parents[1], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert (
-        "no figure is called nonsense; there are accumulation, dispatch, error_decomposition, error_theory, "
-        "format_spacing, fused_kernels, kernel_ceiling, loss_curves, lossless_window, memory_236b, quantization_cost, "
-        "row_to_column, scale_rules, stochastic_rounding, table1" in run.stderr
-    )
-    assert "Traceback" not in run.stderr
