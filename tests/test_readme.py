@@ -64,6 +64,12 @@ def test_the_tables_of_expert_parallelism_are_those_of_the_results():
     assert table.strip() in README
 
 
+def test_the_table_of_the_loss_curves_is_that_of_the_runs():
+    command = [sys.executable, str(ROOT / "benchmarks/readme_table.py"), "train"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table.strip() in README
+
+
 def test_every_file_it_names_exists():
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
