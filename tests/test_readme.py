@@ -1,14 +1,18 @@
 """The README does not lie: its example runs, its numbers are those of benchmarks/results, its files exist."""
 
+import csv
+import json
 import re
 import subprocess
 import sys
+from math import ceil, floor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PROSE = " ".join(README.split())
 
 
 def test_the_example_prints_what_its_comments_say(capsys):
@@ -64,10 +68,76 @@ def test_the_tables_of_expert_parallelism_are_those_of_the_results():
     assert table.strip() in README
 
 
+<<<<<<< ours
 def test_the_table_of_the_loss_curves_is_that_of_the_runs():
     command = [sys.executable, str(ROOT / "benchmarks/readme_table.py"), "train"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert table.strip() in README
+=======
+def rows_of(topic, **chosen):
+    with (ROOT / "paper_figures/data" / f"{topic}.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if all(row[name] == value for name, value in chosen.items())]
+
+
+def accumulation_percent(column="relative_frobenius_error", k="7168", error_of="accumulation", **chosen):
+    """By data."""
+    chosen = {"fraction_bits": "13", "operands": "E4M3 rows"} | chosen
+    found = rows_of("accumulation", k=k, error_of=error_of, **chosen)
+    return {row["data"]: 100 * float(row[column]) for row in found}
+
+
+def test_the_accumulator_s_errors_are_those_of_the_table():
+    promoted, never = (accumulation_percent(promotion_interval=interval) for interval in ("128", "never"))
+    fp8, mxfp4 = (
+        accumulation_percent(error_of="quantization", fraction_bits="exact", operands=name)
+        for name in ("FP8_1X128", "MXFP4")
+    )
+    assert len(promoted) == len(never) == len(fp8) == len(mxfp4) == 5
+    assert f"costs {min(promoted.values()):.1g} to {max(promoted.values()):.1g} % of a dot product of 7168" in PROSE
+    positive = [errors.pop("positive normal") for errors in (never, fp8, mxfp4)]
+    (cancelling,) = {f"{percent:.1g}" for percent in never.values()}
+    assert f"never promoted it would cost {cancelling} % where terms cancel and {positive[0]:.0f} % where" in PROSE
+    assert f"cost {min(fp8.values()):.0f} to {max(fp8.values()):.0f} % ({positive[1]:.2f} % on positive data)" in PROSE
+    assert (
+        f"MXFP4 operands {floor(min(mxfp4.values()))} to {ceil(max(mxfp4.values()))} % ({positive[2]:.1f} %)" in PROSE
+    )
+
+
+def test_the_published_prediction_is_compared_with_the_table_s_mean_errors():
+    data = ("positive normal", "uniform [0, 1)", "uniform [1, 2)", "log-uniform, 16 binades")
+    promoted, never = (
+        accumulation_percent("mean_signed_relative_error", k="4096", promotion_interval=interval)
+        for interval in ("128", "never")
+    )
+    promoted, never = ({name: found[name] for name in data} for found in (promoted, never))
+    log_uniform = never.pop(data[-1])
+    found = f"(-{-max(never.values()):.1f} to {min(never.values()):.1f} %; log-uniform {log_uniform:.1f} %)"
+    assert f"holds for normal and uniform data {found}" in PROSE
+    assert f"depends on the data ({max(promoted.values()):.3f} to {min(promoted.values()):.3f} %)" in PROSE
+
+
+def test_what_headroom_0_rounds_is_what_the_table_says():
+    rounded = rows_of("error_decomposition", chain="FP4 -> FP8 row, headroom 0", part="second rounding")
+    assert f"of the {len(rounded)} slices of a small transformer in this repository, one (a residual stream)" in PROSE
+    (row,) = (row for row in rounded if int(row["num_changed"]))
+    assert row["data"].endswith("residual")
+    assert f"headroom 0 rounds {row['num_changed']} of its {int(row['num_elements']):,} elements" in PROSE
+    wide = {
+        row["source"]
+        for row in rows_of("lossless_window", quantity="row_blocks")
+        if int(row["spread"]) > 8 and int(row["count"])
+    }
+    assert len(wide) == 1
+
+
+def test_the_comparison_with_scaled_mm_is_the_result_s():
+    result = json.loads((ROOT / "benchmarks/results/validate_scaled_mm_h200.json").read_text())
+    assert f"{result['elements']:,} outputs in FP32 and BF16, E4M3 and E5M2, {result['mismatches']} differ" in PROSE
+    notes = " ".join(result["ops"][0]["notes"])
+    (host,) = re.findall(r"the host build in ([\d,]+) outputs", notes)
+    assert f"{host} of them compared with the host build" in PROSE
+    assert f"`mxsim validate --op scaled_mm --device cuda`, {result['seconds']:.0f} s;" in PROSE
+>>>>>>> theirs
 
 
 def test_every_file_it_names_exists():
