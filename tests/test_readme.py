@@ -68,12 +68,12 @@ def test_the_tables_of_expert_parallelism_are_those_of_the_results():
     assert table.strip() in README
 
 
-<<<<<<< ours
 def test_the_table_of_the_loss_curves_is_that_of_the_runs():
     command = [sys.executable, str(ROOT / "benchmarks/readme_table.py"), "train"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert table.strip() in README
-=======
+
+
 def rows_of(topic, **chosen):
     with (ROOT / "paper_figures/data" / f"{topic}.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if all(row[name] == value for name, value in chosen.items())]
@@ -137,7 +137,6 @@ def test_the_comparison_with_scaled_mm_is_the_result_s():
     (host,) = re.findall(r"the host build in ([\d,]+) outputs", notes)
     assert f"{host} of them compared with the host build" in PROSE
     assert f"`mxsim validate --op scaled_mm --device cuda`, {result['seconds']:.0f} s;" in PROSE
->>>>>>> theirs
 
 
 def test_every_file_it_names_exists():
