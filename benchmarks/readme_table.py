@@ -120,6 +120,10 @@ def moe_table(moe: Any) -> str:
     for num_layers, cells in peaks.items():
         what = f"{num_layers} layers" if num_layers > 1 else "one layer"
         lines.append(_row(f"peak memory of {what} above weights and gradients", cells))
+    most = max(peaks)
+    in_all = {p["recipe"]: p["resting"] + p["peak"] for p in moe["peaks"] if p["num_layers"] == most}
+    cells = {recipe: f"{num_bytes / 1e9:.1f} GB" for recipe, num_bytes in in_all.items()}
+    lines.append(_row(f"peak of {most} layers with weights, their FP8 copies and gradients", cells))
     lines += ["", *_figure_rows(moe["figures"])]
     one_read = [
         f"{figure['name'].split('-')[0]} {figure['value']:.2f}"

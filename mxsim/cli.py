@@ -406,7 +406,11 @@ def _train(
         str | None, typer.Option(metavar="cpu|cuda", help="Where to run. Default: cuda where there is a device.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from DIR's checkpoint, as the run there was started.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from DIR's checkpoint, as the run there was started; with --preset start one if none is.",
+        ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")] = False,
 ) -> None:

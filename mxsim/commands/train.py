@@ -75,6 +75,8 @@ def _config(request: Request) -> Any:
 
     (base,) = choose("preset", [request.preset or "tiny"], PRESETS)
     saved = read_run(request.out) if request.resume and request.preset is None else None
+    if request.resume and request.preset is None and saved is None:
+        raise BadInput(f"{request.out} holds no run to go on with; with --preset a new one starts there")
     if saved is not None:
         try:
             base = TrainConfig(**saved["config"])

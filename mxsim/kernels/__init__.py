@@ -4,6 +4,13 @@ Needs torch. CPU tensors run a library that g++ builds on first use (the simulat
 tensors run kernels compiled for the device on first use, which needs the packages of the extra `cuda`.
 """
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "mxsim.kernels needs torch: install mxsim with its extra train, mxsim[train]", name="torch"
+    ) from error
+
 from mxsim.kernels.layouts import Fp4Rows, Fp8Cols, Fp8Rows, Fp8Tiles, RaggedFp8Rows
 from mxsim.kernels.ops import (
     bf16_to_fp4_and_fp8_row,

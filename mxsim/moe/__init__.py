@@ -23,6 +23,14 @@ if find_spec("torch") is not None:
     from mxsim.moe.router import Router, Routing, TopKRouter
     from mxsim.moe.swiglu import swiglu, swiglu_backward
 
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise ImportError(f"mxsim.moe.{name} needs torch: install mxsim with its extra train, mxsim[train]")
+        raise AttributeError(f"module 'mxsim.moe' has no attribute {name!r}")
+
+
 __all__ = [
     "Activation",
     "ActivationCompression",

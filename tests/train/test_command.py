@@ -87,6 +87,13 @@ def test_places_that_cannot_be_written(tmp_path):
     assert result.stderr == f"mxsim: cannot write into {file}: File exists\n"
 
 
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
+    result = call("--out", tmp_path / "typo", "--resume")
+    assert result.exit_code == 2
+    assert "holds no run to go on with" in result.stderr
+    assert not (tmp_path / "typo").exists()
+
+
 def test_a_run_of_another_version_cannot_be_resumed(tmp_path):
     (tmp_path / "run.json").write_text('{"config": {"depth": 3}}')
     result = call("--out", tmp_path, "--resume")
