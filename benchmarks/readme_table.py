@@ -51,7 +51,7 @@ def table() -> str:
     made = kernels["provenance"]
     copy = kernels["copy"]["tb_per_s"]
     lines = [
-        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"{_machine(made)}, {made['date'][:10]}; "
         f"32768 x 7168; a copy in the same run moves {copy:.2f} TB/s (read + write). `{made['command']}`",
         "",
         "| kernel | time | rate | of the copy |",
@@ -97,12 +97,16 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def _machine(made: Any) -> str:
+    return f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}"
+
+
 def moe_table(moe: Any) -> str:
     """Markdown of what `mxsim bench moe --json` wrote on a CUDA device."""
     made, shape = moe["provenance"], moe["shape"]
     balanced, *others = moe["routings"]
     lines = [
-        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"{_machine(made)}, {made['date'][:10]}; "
         f"hidden {shape['hidden']}, intermediate {shape['intermediate']}, {shape['experts']} experts, "
         f"{shape['tokens']} tokens x top-{shape['top_k']} = {shape['rows']} rows. `{made['command']}`",
         "",
@@ -156,8 +160,8 @@ def ep_table(ep: Any) -> str:
     dispatch = {r["recipe"]: r for r in ep["dispatch"] if r["tokens"] == tokens and r["num_chunks"] == 1}
     layer = {row["recipe"]: row for row in ep["layer"] if row["tokens"] == tokens}
     lines = [
-        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['backend']}, "
-        f"{made['date'][:10]}; {ep['shape']}; {tokens} tokens a GPU. `{made['command']}`",
+        f"{_machine(made)}, {made['backend']}, {made['date'][:10]}; {ep['shape']}; {tokens} tokens a GPU. "
+        f"`{made['command']}`",
         "",
         f"| expert parallelism over {ep['ranks']} GPUs | BF16 | FP8 | MXFP4 |",
         "| --- | --- | --- | --- |",
@@ -212,7 +216,7 @@ def train_table(folder: Path) -> str:
     tokens = config["steps"] * config["batch_size"] * config["sequence_length"]
     text = first["corpus"]["train_bytes"] + first["corpus"]["validation_bytes"]
     lines = [
-        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, {made['date'][:10]}; "
+        f"{_machine(made)}, {made['date'][:10]}; "
         f"{first['num_parameters'] / 1e6:.0f} M parameters ({first['num_active_parameters'] / 1e6:.0f} M active), "
         f"{tokens / 1e6:.0f} M tokens (bytes) of a text of {text / 1e6:.0f} MB. `{made['command']}`, and so on.",
         "",

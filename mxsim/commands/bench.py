@@ -1,11 +1,11 @@
 """`mxsim bench`: the kernels' times as tables, or JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from mxsim.bench.ep import EpReport
     from mxsim.bench.moe import MoeReport
     from mxsim.bench.report import Comparison, Measurement
+    from mxsim.bench.runner import Progress
     from mxsim.bench.targets import Target, Verdict
 
 WRONG_STATUS = 1
+AnyReport = TypeVar("AnyReport", "Report", "EpReport", "MoeReport")
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,40 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
 
     ops = choose("op", request.ops, {name: name for name in OPS})
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with OutputFiles() if request.file is not None else nullcontext() as files:
-        target = files.reserve(request.file) if files is not None and request.file is not None else None
-        try:
-            shapes = [parse_shape(text) for text in request.shapes]
-            with progress_bar(progress_console) as update:
-                progress = update and (lambda text, done, to_do: update(done, to_do, text))
-                report = run(device, ops, shapes, quick=request.is_quick, progress=progress)
-        except ValueError as error:
-            raise BadInput(str(error)) from error
-        text = json.dumps(report.to_json(), indent=2) + "\n"
-        if target is not None:
-            target.write_text(text, encoding="utf-8")
+
+    def measure(progress: "Progress | None") -> "Report":
+        shapes = [parse_shape(text) for text in request.shapes]
+        return run(device, ops, shapes, quick=request.is_quick, progress=progress)
+
+    report, text = run_benchmark(measure, request.file, progress_console)
     if request.as_json and request.file is None:
         console.file.write(text)
     else:
         _print(console, report, on_device=not device.startswith("cpu"))
     return 0 if report.ok else WRONG_STATUS
+
+
+def run_benchmark(
+    measure: "Callable[[Progress | None], AnyReport]", file: Path | None, progress_console: Console
+) -> tuple[AnyReport, str]:
+    """A benchmark's report and its JSON, which goes into the file as well, if there is one.
+
+    measure: called with what shows progress, (text, done, to do), or None where nobody looks.
+
+    Raises:
+        BadInput: if the file cannot be written, or for a ValueError of the benchmark.
+    """
+    with OutputFiles() if file is not None else nullcontext() as files:
+        target = files.reserve(file) if files is not None and file is not None else None
+        try:
+            with progress_bar(progress_console) as update:
+                report = measure(update and (lambda text, done, to_do: update(done, to_do, text)))
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        text = json.dumps(report.to_json(), indent=2) + "\n"
+        if target is not None:
+            target.write_text(text, encoding="utf-8")
+    return report, text
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

@@ -1,8 +1,6 @@
 """`mxsim bench ep`: time of the dispatch and of the layer over several processes as tables, or JSON."""
 
-import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +13,10 @@ from mxsim.commands.bench import (
     device_line,
     print_count,
     print_notes,
+    run_benchmark,
     time_text,
     verdict_text,
 )
-from mxsim.commands.output_files import OutputFiles
-from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_table
 
 if TYPE_CHECKING:
@@ -55,16 +52,9 @@ def bench_ep(
 
     where = device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
     try:
-        with OutputFiles() if file is not None else nullcontext() as files:
-            target = files.reserve(file) if files is not None and file is not None else None
-            with progress_bar(progress_console) as update:
-                progress = update and (lambda text, done, to_do: update(done, to_do, text))
-                report = ep.run(where, num_ranks=num_ranks, progress=progress)
-            text = json.dumps(report.to_json(), indent=2) + "\n"
-            if target is not None:
-                target.write_text(text, encoding="utf-8")
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+        report, text = run_benchmark(
+            lambda progress: ep.run(where, num_ranks=num_ranks, progress=progress), file, progress_console
+        )
     except RuntimeError as error:
         progress_console.print(f"mxsim: {error}", markup=False, soft_wrap=True)
         return WRONG_STATUS

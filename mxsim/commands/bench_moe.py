@@ -1,8 +1,6 @@
 """`mxsim bench moe`: time and memory of the expert layer as tables, or JSON."""
 
-import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +13,10 @@ from mxsim.commands.bench import (
     device_line,
     print_count,
     print_notes,
+    run_benchmark,
     time_text,
     verdict_text,
 )
-from mxsim.commands.output_files import OutputFiles
-from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_table
 
 if TYPE_CHECKING:
@@ -51,17 +48,8 @@ def bench_moe(
     except ImportError as error:
         raise BadInput(f"bench moe needs torch ({error}); install mxsim[train] or torch") from error
 
-    with OutputFiles() if file is not None else nullcontext() as files:
-        target = files.reserve(file) if files is not None and file is not None else None
-        try:
-            with progress_bar(progress_console) as update:
-                progress = update and (lambda text, done, to_do: update(done, to_do, text))
-                report = moe.run(device or ("cuda" if torch.cuda.is_available() else "cpu"), progress=progress)
-        except ValueError as error:
-            raise BadInput(str(error)) from error
-        text = json.dumps(report.to_json(), indent=2) + "\n"
-        if target is not None:
-            target.write_text(text, encoding="utf-8")
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    report, text = run_benchmark(lambda progress: moe.run(where, progress=progress), file, progress_console)
     if as_json and file is None:
         console.file.write(text)
     else:
