@@ -57,12 +57,12 @@ def train(
         ValueError: if the device is none.
     """
     started = time.perf_counter()
-    device = _device(device)
+    device = choose_device(device)
     if run_folder.exists(folder) and not resume:
         raise RunError(f"{folder} holds a run already, needed --resume to go on, or another folder")
     windows = Windows(corpus, config)
 
-    with _deterministic(config), Interruption() as interruption:
+    with deterministic(config), Interruption() as interruption:
         torch.manual_seed(config.seed)
         model = LanguageModel(config, device)
         optimizer = _optimizer(model, config)
@@ -167,7 +167,7 @@ def evaluate(model: LanguageModel, windows: Windows, device: torch.device) -> fl
     return float(total) / windows.num_held_out
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -182,7 +182,7 @@ def _device(device: str | torch.device | None) -> torch.device:
 
 
 @contextmanager
-def _deterministic(config: TrainConfig) -> Iterator[None]:
+def deterministic(config: TrainConfig) -> Iterator[None]:
     """Torch's deterministic algorithms, without filling every new tensor, which takes time and changes no result."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     was_deterministic = torch.are_deterministic_algorithms_enabled()
