@@ -1,6 +1,6 @@
 """What each recipe does to the gradients of a trained model: same weights, same tokens, against FP32.
 
-    mxsim train --recipe bf16 --preset h200 --fields checkpoint_every=1600 --out RUN ...
+    mxsim train --preset h200 --recipe bf16 --set checkpoint_every=1600 --corpus FILE --out RUN
     python benchmarks/gradient_error.py --checkpoint RUN --corpus FILE --json OUT
 
 The tokens are those of the training batch after the checkpoint's last step (more than a batch: of the steps after it),
@@ -144,14 +144,20 @@ def print_tables(console: Console, document: dict[str, Any]) -> None:
         f"step {document['checkpoint_step']:,}",
         [*_LABELS, *(Column(name) for name in ("error", "cosine", "bias", "other", "error*", "bias*"))],
         lines,
-        note="error: |g - r| / |r|; bias: <g, r> / |r|^2 - 1; other: choices of experts that are not the reference's;\n"
-        "*: with the reference's choices; mean of: draws whose gradients are averaged",
+        note="error: |g - r| / |r|; bias: <g, r> / |r|^2 - 1; of: draws that are averaged\n"
+        "other: choices of experts that are not the reference's; *: with its choices",
     )
     groups = [group for group in Group if any(row.group is group for row in rows)]
     print_table(
         console,
-        "Error by group of parameters, in %, with the recipe's own choices",
-        [*_LABELS, *(Column(group.value, is_optional=group in (Group.EMBEDDING, Group.NORMS)) for group in groups)],
+        "Error by group of parameters, in %, with the recipe's own choices (w1, w2: of routed experts)",
+        [
+            *_LABELS,
+            *(
+                Column(group.value.removeprefix("routed "), is_optional=group in (Group.EMBEDDING, Group.NORMS))
+                for group in groups
+            ),
+        ],
         [
             [*_label(*name), *(_percent(places[*name, Choices.OWN, group].relative_error) for group in groups)]
             for name in names
@@ -159,7 +165,7 @@ def print_tables(console: Console, document: dict[str, Any]) -> None:
     )
 
 
-_LABELS = (Column("recipe", "left"), Column("mean of"))
+_LABELS = (Column("recipe", "left"), Column("of"))
 
 
 def _label(recipe: str, num_averaged: int) -> list[str]:
@@ -174,7 +180,7 @@ def _signed(share: float) -> str:
     return "" if math.isnan(share) else f"{100 * share:+.3f}"
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="of a run of mxsim train")
     parser.add_argument("--corpus", type=Path, help="what the run was trained on; default: the text in mxsim")
@@ -184,7 +190,11 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE", help="default: all")
     parser.add_argument("--reference", default=FP32, help="%(default)s, or a recipe")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is a device")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     console = Console()
     try:
         with OutputFiles() as outputs:

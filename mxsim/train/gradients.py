@@ -97,11 +97,11 @@ def gradient_errors(
 ) -> list[GradientError]:
     """Errors of the gradient of the mean loss, for every recipe, for each `Choices`, group and layer.
 
-    The reference FP32 computes all of the model in FP32 (attention by its formula, no TF32), and its weights are the
-    masters unrounded: the others' errors contain all that their arithmetic does, BF16's own for the recipe "bf16". Any
-    name of RECIPES is a reference, too; "bf16" shows what a recipe adds to BF16, without BF16's error. Squares are
-    summed in float64. Draw i of a stochastic recipe takes torch's random numbers of seed i. Batches are computed
-    16,384 tokens at a time, and gradients added in FP32.
+    The reference FP32 computes all of the model in FP32 (attention by its formula; TF32 is off unless torch was told
+    otherwise) with the master weights unrounded: the others' errors contain all that their arithmetic does, for "bf16"
+    BF16's own. A recipe that rounds to nearest is a reference, too: "bf16" shows what a recipe adds to BF16, "mxfp4"
+    what a variant of it changes at all. Squares are summed in float64. Draw i of a stochastic recipe takes torch's
+    random numbers of seed i. Batches are computed 16,384 tokens at a time, and their gradients added in FP32.
 
     Args:
         config: of the run that the state is from; its recipe, batch size and `compile` are of no effect.
@@ -115,15 +115,15 @@ def gradient_errors(
         TypeError, ValueError: for tokens of another type, shape or range, a state of another model, no draws, a
             reference that is not known, one whose gradient is not finite, or a device that is none.
     """
-    device = choose_device(device)
+    where = choose_device(device)
     config = replace(config, compile=False)
     configs = {name: replace(config, recipe=name) for name in recipes}
-    if reference != FP32 and reference not in RECIPES:
-        raise ValueError(f"reference is {reference!r}, needed {FP32} or one of {', '.join(RECIPES)}")
+    if reference not in (known := [FP32, *(name for name in RECIPES if not _is_stochastic(name))]):
+        raise ValueError(f"reference is {reference!r}, needed one of {', '.join(known)}")
     if num_draws < 1:
         raise ValueError(f"num_draws is {num_draws}, needed 1 or more")
-    tokens = _checked("tokens_BS1", tokens_BS1, config).to(device)
-    others = None if other_tokens_BS1 is None else _checked("other_tokens_BS1", other_tokens_BS1, config).to(device)
+    tokens = _checked("tokens_BS1", tokens_BS1, config).to(where)
+    others = None if other_tokens_BS1 is None else _checked("other_tokens_BS1", other_tokens_BS1, config).to(where)
 
     draws = {name: num_draws if _is_stochastic(name) else 1 for name in configs}
     num_passes = 1 + (others is not None) + len(Choices) * sum(draws.values())
@@ -135,10 +135,10 @@ def gradient_errors(
         if progress is not None:
             progress(num_done, num_passes, name)
 
-    rows = []
-    with deterministic(config), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    rows: list[GradientError] = []
+    with deterministic(config), torch.random.fork_rng([where] if where.type == "cuda" else []):
         # 1. The reference, and the noise of the data.
-        model = _model(replace(config, recipe="bf16" if reference == FP32 else reference), state, device, reference)
+        model = _model(replace(config, recipe="bf16" if reference == FP32 else reference), state, where, reference)
         places = _places(model)
         want = _pass(model, tokens)
         done(reference)
@@ -153,7 +153,7 @@ def gradient_errors(
 
         # 2. The recipes.
         for name, recipe_config in configs.items():
-            model = _model(recipe_config, state, device)
+            model = _model(recipe_config, state, where)
             for choices in Choices:
                 replayed = want.choices if choices is Choices.REFERENCE else None
                 total: dict[str, Tensor] = {}
@@ -179,16 +179,15 @@ def gradient_errors(
 def _checked(name: str, tokens: Any, config: TrainConfig) -> Int[Tensor, "B S+1"]:
     if not isinstance(tokens, Tensor | np.ndarray):
         raise TypeError(f"{name} is a {type(tokens).__name__}, needed a tensor or an array")
-    tokens = torch.as_tensor(np.ascontiguousarray(tokens)) if isinstance(tokens, np.ndarray) else tokens
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
-        raise TypeError(f"{name} has dtype {tokens.dtype}, needed integers")
+    array = tokens.detach().cpu().numpy() if isinstance(tokens, Tensor) else tokens
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}, needed integers")
     longest = config.sequence_length + 1
-    if tokens.ndim != 2 or len(tokens) == 0 or not 2 <= tokens.shape[1] <= longest:
-        raise ValueError(f"{name} has shape {tuple(tokens.shape)}, needed sequences of 2 to {longest} tokens")
-    tokens = tokens.long()
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < VOCABULARY:
-        raise ValueError(f"{name} has tokens from {tokens.min()} to {tokens.max()}, needed 0 to {VOCABULARY - 1}")
-    return tokens
+    if array.ndim != 2 or len(array) == 0 or not 2 <= array.shape[1] <= longest:
+        raise ValueError(f"{name} has shape {array.shape}, needed one or more sequences of 2 to {longest} tokens")
+    if not 0 <= array.min() <= array.max() < VOCABULARY:
+        raise ValueError(f"{name} has tokens from {array.min()} to {array.max()}, needed 0 to {VOCABULARY - 1}")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def _is_stochastic(name: str) -> bool:
