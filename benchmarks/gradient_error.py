@@ -27,13 +27,13 @@ from mxsim.commands.output_files import OutputFiles
 from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_table
 from mxsim.provenance import provenance, sources_sha256
-from mxsim.train.config import ConfigError, TrainConfig
-from mxsim.train.corpus import CorpusError, load_corpus
+from mxsim.train.config import TrainConfig
+from mxsim.train.corpus import load_corpus
 from mxsim.train.data import Windows
 from mxsim.train.gradients import FP32, Choices, GradientError, Group, gradient_errors
 from mxsim.train.loop import choose_device
 from mxsim.train.recipes import RECIPES
-from mxsim.train.run_folder import CHECKPOINT, RunError, load_checkpoint, read_run
+from mxsim.train.run_folder import CHECKPOINT, load_checkpoint, read_run
 
 
 def config_of(folder: Path) -> TrainConfig:
@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
     """The document to write.
 
     Raises:
-        BadInput, ConfigError, CorpusError, RunError, ValueError: for arguments that cannot be used.
+        BadInput, ValueError: for arguments that cannot be used.
     """
     started = time.perf_counter()
     names = choose("recipe", arguments.recipes, {name: name for name in RECIPES})
@@ -202,7 +202,7 @@ def main() -> None:
             document = measure(arguments, Console(stderr=True))
             if target is not None:
                 target.write_text(to_json(document), encoding="utf-8")
-    except (BadInput, ConfigError, CorpusError, RunError, ValueError) as error:
+    except (BadInput, ValueError) as error:
         print(f"gradient_error: {error}", file=sys.stderr)
         sys.exit(2)
     print_tables(console, document)

@@ -182,6 +182,19 @@ def test_the_fp32_reference_computes_in_fp32():
     assert rows[0].differing_choices == share_of_others(chosen, want_chosen)
 
 
+def test_attention_of_the_reference_is_its_formula():
+    """Fused kernels on CUDA multiply float32 in fewer bits."""
+    model = gradients._Fp32Model(CONFIG)
+    seen = []
+    model.blocks[0].register_forward_hook(
+        lambda *_: seen.append(
+            (torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled())
+        )
+    )
+    model(tokens_of()[:, :-1])
+    assert seen == [(True, False)]
+
+
 def test_the_gradient_of_fp32_is_that_of_the_loss():
     """Along itself the loss rises by |g|**2 a unit, by a central difference."""
     model = gradients._Fp32Model(CONFIG)
@@ -336,6 +349,21 @@ def test_bad_input_is_named(change, kind, says):
     with pytest.raises(kind, match=says) as raised:
         gradient_errors(**given | change)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.gpu
+def test_cuda_repeats_its_bits_and_has_the_cpus_reference():
+    given = {"recipes": ["bf16", "fp8", STOCHASTIC], "other_tokens_BS1": tokens_of(seed=1), "num_draws": 2}
+    first, second = (gradient_errors(CONFIG, STATE, tokens_of(), device="cuda", **given) for _ in range(2))
+    assert repr(first) == repr(second)
+    on_cpu = gradient_errors(CONFIG, STATE, tokens_of(), device="cpu", **given)
+    for got, want in zip(first, on_cpu, strict=True):
+        assert (got.recipe, got.choices, got.group, got.layer) == (want.recipe, want.choices, want.group, want.layer)
+        if got.recipe == ANOTHER_BATCH:  # FP32 alone
+            figures_of = [(row.relative_error, row.cosine, row.bias) for row in (got, want)]
+            assert figures_of[0] == pytest.approx(figures_of[1], abs=1e-3)
+        elif got.group is Group.ALL:
+            assert got.relative_error == pytest.approx(want.relative_error, rel=0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------- the script
