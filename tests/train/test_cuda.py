@@ -56,6 +56,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path, re
     assert all(torch.equal(states[1][name], value) for name, value in states[0].items())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's own
 def test_a_rerun_of_compiled_layers_gives_the_same_bits(tmp_path):
     runs = []
     for name in ("a", "b"):
