@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -220,18 +221,31 @@ def train_table(folder: Path) -> str:
         f"{first['num_parameters'] / 1e6:.0f} M parameters ({first['num_active_parameters'] / 1e6:.0f} M active), "
         f"{tokens / 1e6:.0f} M tokens (bytes) of a text of {text / 1e6:.0f} MB. `{made['command']}`, and so on.",
         "",
-        f"| recipe | seed | validation loss, mean of the last {first['final_steps']} steps | against BF16 | tokens/s |",
-        "| --- | --- | --- | --- | --- |",
+        f"| validation loss, mean of the last {first['final_steps']} steps | BF16 | FP8 | MXFP4 |",
+        "| --- | --- | --- | --- |",
     ]
-    for (recipe, seed), run in sorted(runs.items(), key=lambda item: (RECIPES.index(item[0][0].upper()), item[0][1])):
-        base = first if recipe == "bf16" else runs["bf16", seed]
-        percent = 100 * (run["final_validation_loss"] / base["final_validation_loss"] - 1)
-        against = "" if run is first else f"{percent:+.3f} %"
-        lines.append(
-            f"| {recipe.upper()} | {seed} | {run['final_validation_loss']:.4f} | {against} "
-            f"| {run['median_tokens_per_s']:,.0f} |"
-        )
+    seeds = sorted({seed for _, seed in runs})
+    deviations: dict[str, list[float]] = {}
+    for seed in seeds:
+        cells = {}
+        for recipe in RECIPES:
+            run, base = runs[recipe.lower(), seed], first if recipe == "BF16" else runs["bf16", seed]
+            percent = 100 * (run["final_validation_loss"] / base["final_validation_loss"] - 1)
+            cells[recipe] = f"{run['final_validation_loss']:.4f}"
+            if run is not first:
+                deviations.setdefault(recipe, []).append(percent)
+                cells[recipe] += f" ({percent:+.2f} %)"
+        lines.append(_row(f"seed {seed}", cells))
+    means = {recipe: f"{_mean(found):+.2f} %" for recipe, found in deviations.items() if recipe != "BF16"}
+    lines.append(_row("mean deviation from BF16", means))
+    speeds = {r: _mean(runs[r.lower(), seed]["median_tokens_per_s"] for seed in seeds) for r in RECIPES}
+    lines.append(_row("tokens a second", {recipe: f"{speed:,.0f}" for recipe, speed in speeds.items()}))
     return "\n".join(lines)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 _VERDICTS = {"aim": "aim reached", "reached": "reached", "missed": "missed"}

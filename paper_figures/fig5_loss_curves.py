@@ -346,7 +346,7 @@ EXHIBIT = Exhibit(
 
 
 def recompute(preset: str, folder: Path, *, fields: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Train RUNS of RECOMPUTED_SEEDS with a preset on the CPU into folder/runs, or go on where that was interrupted; then `compute`.
+    """Train RUNS of RECOMPUTED_SEEDS on the CPU into folder/runs, or go on where that was interrupted; then `compute`.
 
     fields: name=value, of mxsim.train.config.TrainConfig.
 
