@@ -23,7 +23,7 @@ from mxsim.moe import expert_mlp
 from mxsim.moe.activation_observer import show
 from mxsim.moe.dispatch import Route, rank_and_size
 from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
-from mxsim.moe.experts import Experts, check_input
+from mxsim.moe.experts import Experts, check_input, check_weights
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm
 from mxsim.moe.permute import permute_weights, unpermute_sum
@@ -143,7 +143,7 @@ class ExpertParallel(nn.Module):
 
         Raises:
             RuntimeError: if another rank fails or does not come within the group's timeout.
-            TypeError: for a dtype that the recipe does not take.
+            TypeError: for a dtype of x or of the weights that the recipe does not take.
             ValueError: if the last axis is not hidden_size long.
         """
         if x.ndim == 0 or x.shape[-1] != self.experts.hidden_size:
@@ -165,11 +165,17 @@ class ExpertParallel(nn.Module):
     def routed(
         self, source: Float[Tensor, "T H"] | Fp4Tokens, topk_ids_TK: Tensor, topk_weights_TK: Float[Tensor, "T K"]
     ) -> Float[Tensor, "T H"]:
-        """The weighted sum over the experts that somebody else's router chose: dispatch, experts, combine."""
+        """The weighted sum over the experts that somebody else's router chose: dispatch, experts, combine.
+
+        Raises:
+            RuntimeError: if another rank fails or does not come within the group's timeout.
+            TypeError: for weights whose dtype the recipe does not take.
+        """
+        experts = self.experts
+        check_weights("ExpertParallel", self.recipe, w1=experts.w1, w2=experts.w2)
         route = Route.plan(topk_ids_TK, self.num_experts, self.process_group, self.num_chunks)
         if self.training:
             self.num_routed_E += route.permutation.group_sizes_E.view(self.num_chunks, -1).sum(0)  # chunks, experts
-        experts = self.experts
         fp8 = self.recipe.compute is Compute.FP8
         x, scales, anchor = source if isinstance(source, Fp4Tokens) else (source, None, None)
         weights = (experts.w1, experts.w2) if fp8 else (experts.w1.to(x.dtype), experts.w2.to(x.dtype))
