@@ -496,7 +496,7 @@ def _figures(
     From the results, tensors and formulas in the repository, on any CPU, in two minutes. With --recompute the results
     themselves are made again by mxsim bench where there are Hopper GPUs for it.
 
-    Example: mxsim figures scale_rules --out /tmp/figures
+    Example: mxsim figures scale_rules --out my-figures
     """
     from mxsim.commands.figures import Request, figures, list_figures
 
