@@ -203,7 +203,8 @@ def _validate(
     gets x [R, K] and returns codes uint8 [R, K/2], two a byte, element 2j in the low nibble, and scales uint8
     [R, K/32]. Cases with keywords that it lacks (scale_rule, group_sizes) are skipped. help(mxsim.kernels.NAME) has
     each op's layout.
-    --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation.
+    --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation, on the CPU the emulation with the NumPy
+    model.
 
     Example: mxsim validate --op bf16_to_fp4_row --candidate mykernels.fp4:quantize
     """
