@@ -456,7 +456,7 @@ def _memory(
     gpus: Annotated[int, typer.Option("--gpus", help="All GPUs.")] = 256,
     sequence: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
     micro_batch: Annotated[int, typer.Option(help="Sequences of a micro-batch.")] = 1,
-    gpu_gb: Annotated[float, typer.Option("--gpu-gb", help="Nominal memory of a GPU, in GB.")] = 80.0,
+    gpu_gb: Annotated[float, typer.Option("--gpu-gb", help="Nominal memory of a GPU, in GB (1e9 bytes).")] = 80.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the assumptions and their sources.")] = False,
 ) -> None:
     """Estimate the memory and speed of a training run by recipe and recomputation.

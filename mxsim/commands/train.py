@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.progress import progress_bar
+from mxsim.commands.words import counted
 
 DIVERGED_STATUS = 1
 
@@ -98,15 +99,15 @@ def _print(console: Console, out: Path, document: dict[str, Any]) -> None:
     config, corpus = document["config"], document["corpus"]
     what = "Experts and other linears" if config["linears"] == "recipe" else "Experts"
     show(f"{what} in {document['recipe']}")
-    tokens = config["steps"] * config["batch_size"] * config["sequence_length"]
+    steps, tokens = config["steps"], config["steps"] * config["batch_size"] * config["sequence_length"]
     show(
         f"{document['num_parameters']:,} parameters, {document['num_active_parameters']:,} of them active for a token; "
-        f"{_steps(config['steps'])}, {tokens:,} tokens (bytes) of the text {corpus['name']}; seed {config['seed']}"
+        f"{counted(steps, 'step')}, {tokens:,} tokens (bytes) of the text {corpus['name']}; seed {config['seed']}"
     )
     if document["status"] == "finished":
         num = document["final_steps"]
         show(
-            f"{'Last step' if num == 1 else f'Mean of the last {_steps(num)}'}: "
+            f"{'Last step' if num == 1 else f'Mean of the last {num:,} steps'}: "
             f"training loss {_loss(document['final_train_loss'])}, "
             f"validation loss {_loss(document['final_validation_loss'])}"
         )
@@ -118,10 +119,6 @@ def _print(console: Console, out: Path, document: dict[str, Any]) -> None:
     else:
         show(f"The loss was no number any more at step {document['steps_done']:,}")
     show(f"Written into {out}: {', '.join(name for name in FILES if (out / name).exists())}")
-
-
-def _steps(num: int) -> str:
-    return f"{num:,} step" if num == 1 else f"{num:,} steps"
 
 
 def _loss(loss: float | None) -> str:
