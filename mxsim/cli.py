@@ -203,7 +203,8 @@ def _validate(
     gets x [R, K] and returns codes uint8 [R, K/2], two a byte, element 2j in the low nibble, and scales uint8
     [R, K/32]. Cases with keywords that it lacks (scale_rule, group_sizes) are skipped. help(mxsim.kernels.NAME) has
     each op's layout.
-    --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation.
+    --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation, on the CPU the emulation with the NumPy
+    model.
 
     Example: mxsim validate --op bf16_to_fp4_row --candidate mykernels.fp4:quantize
     """
@@ -455,7 +456,7 @@ def _memory(
     gpus: Annotated[int, typer.Option("--gpus", help="All GPUs.")] = 256,
     sequence: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
     micro_batch: Annotated[int, typer.Option(help="Sequences of a micro-batch.")] = 1,
-    gpu_gb: Annotated[float, typer.Option("--gpu-gb", help="Nominal memory of a GPU, in GB.")] = 80.0,
+    gpu_gb: Annotated[float, typer.Option("--gpu-gb", help="Nominal memory of a GPU, in GB (1e9 bytes).")] = 80.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the assumptions and their sources.")] = False,
 ) -> None:
     """Estimate the memory and speed of a training run by recipe and recomputation.
@@ -496,7 +497,7 @@ def _figures(
     From the results, tensors and formulas in the repository, on any CPU, in two minutes. With --recompute the results
     themselves are made again by mxsim bench where there are Hopper GPUs for it.
 
-    Example: mxsim figures scale_rules --out /tmp/figures
+    Example: mxsim figures scale_rules --out my-figures
     """
     from mxsim.commands.figures import Request, figures, list_figures
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def _cuda(device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
 def _driver() -> str:
     """The driver's version as nvidia-smi says it; without nvidia-smi the CUDA version that it serves."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -10,8 +10,8 @@ from mxsim.cli import app
 V3 = ["--model", "deepseek-v3", "--recipe", "mxfp4", "--recompute", "mla-up-proj", "--pp", "32", "--ep", "8"]
 
 
-def invoke(*args):
-    return CliRunner(env={"COLUMNS": "100"}).invoke(app, ["memory", *args])
+def invoke(*args, columns=100):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["memory", *args])
 
 
 def test_the_example_of_the_help_fits_and_names_the_largest_tensors():
@@ -19,7 +19,8 @@ def test_the_example_of_the_help_fits_and_names_the_largest_tensors():
     assert result.exit_code == 0
     for text in (
         "deepseek-v3, 671 B",
-        "Fits: 77.0 GB",
+        "Fits: 77.0 GB on the fullest stage, of 84.0 GB (1 GB = 1e9 bytes)",
+        "a GPU sold as 80 GB has 85.5, of which 1.5 are reserved",
         "70.1%",
         "queries, keys, values",
         "recomputed",
@@ -35,6 +36,20 @@ def test_out_of_memory_and_what_would_fit():
     assert "Out of memory: 103.3 GB" in result.output
     assert "core-attn, mla-up-proj, layernorm, moe-experts" in result.output
     assert "nothing fits" in invoke("--gpu-gb", "10").output
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110, 160])
+def test_no_width_cuts_a_figure(columns):
+    output = invoke("--recipe", "FP8", columns=columns).output
+    assert "…" not in output
+    for text in ("one layer's backward pass", "residual before attention", "moe-experts", "stage", "micro-"):
+        assert text in output, text
+
+
+def test_one_of_each():
+    output = invoke("--model", "deepseek-v2-lite", "--pp", "1", "--ep", "1", "--gpus", "1", "--gpu-gb", "141").output
+    assert "on 1 GPU: 1 stage, experts over 1 GPU\n" in output
+    assert "Stage 0: 1 dense and 26 MoE layers, 1 micro-batch in flight." in output
 
 
 def test_json_adds_up_and_has_every_assumption():

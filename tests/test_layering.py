@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "formats": set(),
     "blocks": {"formats"},
     "kernels": {"formats", "blocks"},
-    "validate": {"formats", "blocks", "kernels"},
+    "validate": {"formats", "blocks", "kernels", "provenance"},
     "provenance": set(),
     "bench": {"formats", "blocks", "kernels", "validate", "moe", "provenance"},
     "analysis": {"formats", "blocks", "kernels"},

@@ -260,6 +260,12 @@ def rate_text(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e12:.3f} TB/s" if bytes_per_s >= 1e11 else f"{bytes_per_s / 1e9:.2f} GB/s"
 
 
+def flops_text(per_s: float) -> str:
+    """In TFLOP/s, or in what is a thousandth or a millionth of it."""
+    factor, unit = next(((f, u) for f, u in ((1e12, "T"), (1e9, "G")) if per_s >= f), (1e6, "M"))
+    return f"{per_s / factor:.{1 if per_s / factor >= 10 else 2}f} {unit}FLOP/s"
+
+
 def bounds_text(target: "Target | None", form: str, factor: float = 1.0) -> str:
     """Bound and aim, or nothing."""
     return "" if target is None else ", ".join(form.format(factor * x) for x in (target.bound, target.aim))

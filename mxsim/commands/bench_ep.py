@@ -92,8 +92,8 @@ def _print_dispatches(console: Console, report: "EpReport") -> None:
             str(d.num_chunks),
             str(d.row_bytes),
             f"{d.bytes_to_others / 1e6:.1f}",
-            *(time_text(d.parts[name]) if d.parts else "" for name in names),
-            time_text(d.us),
+            *(f"{d.parts[name] / 1e3:.3f}" if d.parts else "" for name in names),
+            f"{d.us / 1e3:.3f}",
             f"{100 * (d.max_us - d.min_us) / d.us:.1f} %",
             "" if d.is_queue_full else "waited for Python",
         ]
@@ -101,7 +101,7 @@ def _print_dispatches(console: Console, report: "EpReport") -> None:
     plans = ", ".join(f"{time_text(us)} at {tokens}" for tokens, us in report.plan_us.items())
     print_table(
         console,
-        "Forward dispatch, the slowest rank",
+        "Forward dispatch, the slowest rank, ms",
         [
             Column("tokens"),
             Column("", "left"),

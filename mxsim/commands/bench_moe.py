@@ -5,19 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from mxsim.commands.bad_input import BadInput
 from mxsim.commands.bench import (
     WRONG_STATUS,
     bounds_text,
     device_line,
+    flops_text,
     print_count,
     print_notes,
+    rate_text,
     run_benchmark,
     time_text,
     verdict_text,
 )
 from mxsim.commands.tables import Column, print_table
+from mxsim.commands.words import counted
 
 if TYPE_CHECKING:
     from mxsim.bench.moe import MoeReport
@@ -99,14 +103,15 @@ def _print_steps(console: Console, found: "RoutingReport") -> None:
         for step in found.steps
     ]
     description = found.routing.description
+    sizes = " to ".join(map(str, dict.fromkeys((min(found.sizes), max(found.sizes)))))
     bound = " Bound by the host: Python takes as long as the device for a step, or longer." if is_bound else ""
     print_table(
         console,
-        f"Forward + backward, {found.routing.value} ({min(found.sizes)} to {max(found.sizes)} rows an expert)",
+        f"Forward + backward, {found.routing.value} ({sizes} rows an expert)",
         [
             Column("", "left"),
             Column("device" if on_device else "time"),
-            Column("spread"),
+            Column("spread", is_optional=True),
             *([Column("Python"), Column("step after step")] if on_device else []),
             Column("kept for backward"),
             Column("", "left"),
@@ -150,13 +155,13 @@ def _print_dense(console: Console, parts: "Sequence[PartTime]") -> None:
     print_table(console, "The same rows as one matrix", columns, rows)
 
 
-_RATES = (Column("TFLOP/s"), Column("TB/s"), Column("spread", is_optional=True), Column("", "left", is_optional=True))
+_RATES = (Column("rate"), Column("spread", is_optional=True), Column("", "left", is_optional=True))
 
 
 def _rates(part: "PartTime") -> list[str]:
-    rates = [f"{part.tflop_per_s:.3g}", ""] if part.flops else ["", f"{part.tb_per_s:.2f}"]
+    rate = flops_text(1e12 * part.tflop_per_s) if part.flops else rate_text(1e12 * part.tb_per_s)
     remarks = ["in cache"] if part.is_in_cache else []
-    return [*rates, _spread(part.timing), ", ".join([*remarks, *filter(None, [_waited(part.timing)])])]
+    return [rate, _spread(part.timing), ", ".join([*remarks, *filter(None, [_waited(part.timing)])])]
 
 
 def _waited(timing: "Timing") -> str:
@@ -169,7 +174,7 @@ def _print_memory(console: Console, report: "MoeReport") -> None:
 
     def cells(peak: "Peak") -> list[str]:
         return [
-            f"{peak.num_layers} layer{'s' if peak.num_layers > 1 else ''}, {peak.recipe}",
+            f"{counted(peak.num_layers, 'layer')}, {peak.recipe}",
             *(_size(n) for n in (peak.after_forward, peak.peak, peak.resting, peak.resting + peak.peak)),
         ]
 
@@ -190,27 +195,25 @@ def _print_memory(console: Console, report: "MoeReport") -> None:
 
 def _print_figures(console: Console, figures: "Sequence[Figure]") -> None:
     has_targets = any(figure.target for figure in figures)
-    print_table(
-        console,
-        "Figures",
-        [
-            Column("", "left"),
-            Column("routing", "left"),
-            Column("measured"),
-            *([Column("to reach, aim"), Column("", "left")] if has_targets else []),
-            Column("paper", is_optional=True),
-        ],
-        [
+    columns = [
+        Column("", "left"),
+        Column("measured"),
+        *([Column("to reach, aim"), Column("", "left")] if has_targets else []),
+    ]
+    by_routing: dict[str, list[list[str | Text]]] = {}
+    for figure in figures:
+        by_routing.setdefault("one dense matrix" if figure.routing is None else figure.routing.value, []).append(
             [
-                figure.name,
-                "dense" if figure.routing is None else figure.routing.value,
+                f"{figure.name} (paper: {figure.paper})" if figure.paper else figure.name,
                 f"{figure.value:.3f}",
                 *([bounds_text(figure.target, "{:g}"), verdict_text(figure)] if has_targets else []),
-                figure.paper,
             ]
-            for figure in figures
-        ],
-    )
+        )
+    blank = [""] * (len(columns) - 1)
+    rows: list[list[str | Text]] = []
+    for routing, found in by_routing.items():
+        rows += [["", *blank], [Text(routing, "bold"), *blank], *found]
+    print_table(console, "Figures", columns, rows)
 
 
 def _spread(timing: "Timing") -> str:

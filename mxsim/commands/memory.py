@@ -9,6 +9,7 @@ from rich.console import Console
 
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.tables import Column, print_table
+from mxsim.commands.words import counted
 from mxsim.moe.memory import (
     ATTENTION,
     MODELS,
@@ -127,16 +128,18 @@ def _print(console: Console, run: Run, verdict: Verdict, fitting: dict[str, Run 
     worst = verdict.worst
     console.print(
         f"{run.model.name}, {run.model.num_parameters / 1e9:.0f} B parameters, in {run.recipe.name} on "
-        f"{run.assumptions.num_gpus} GPUs: {run.pipeline} stages, experts over {run.expert_parallel} GPUs",
+        f"{counted(run.assumptions.num_gpus, 'GPU')}: {counted(run.pipeline, 'stage')}, "
+        f"experts over {counted(run.expert_parallel, 'GPU')}",
         style="bold",
         soft_wrap=True,
     )
     console.print(f"Recomputed: {_scope_text(run.scope)}.", soft_wrap=True)
     says = "Fits" if verdict.fits else "Out of memory"
+    nominal, reserve = verdict.gpu_gb, run.assumptions.reserve_gb
     console.print(
-        f"{says}: {worst.total / 1e9:.1f} GB on the fullest stage; a GPU of {verdict.gpu_gb:g} GB has "
-        f"{verdict.limit / 1e9:.1f} GB (1e9 bytes) after a reserve of {run.assumptions.reserve_gb:g}. "
-        f"About {token_time(run).tokens_per_s:.0f} tokens per GPU per second.",
+        f"{says}: {worst.total / 1e9:.1f} GB on the fullest stage, of {verdict.limit / 1e9:.1f} GB (1 GB = 1e9 bytes): "
+        f"a GPU sold as {nominal:g} GB has {nominal * run.assumptions.capacity_share:.1f}, of which {reserve:g} are "
+        f"reserved. About {token_time(run).tokens_per_s:.0f} tokens per GPU per second.",
         soft_wrap=True,
     )
     _print_parts(console, verdict)
@@ -153,14 +156,17 @@ def _print_parts(console: Console, verdict: Verdict) -> None:
 
     rows = [[label, *cells(name)] for name, label in _PARTS.items()]
     rows.append(["total", *cells("total")])
-    rows.append([f"share of {verdict.gpu_gb:g} GB", f"{verdict.worst_share:.1%}", f"{verdict.mean_share:.1%}"])
+    of_all = f" of 0 to {len(stages) - 1}" if len(stages) > 1 else ""
+    rows.append(
+        [f"share of the nominal {verdict.gpu_gb:g} GB", f"{verdict.worst_share:.1%}", f"{verdict.mean_share:.1%}"]
+    )
     print_table(
         console,
         "Memory of a GPU at its peak, GB",
         [Column("", "left"), Column(f"stage {worst.stage}, the fullest"), Column("mean of the stages")],
         rows,
-        f"Stage {worst.stage} of 0 to {len(stages) - 1}: {worst.num_dense_layers} dense and {worst.num_moe_layers} "
-        f"MoE layers, {worst.in_flight} micro-batches in flight.",
+        f"Stage {worst.stage}{of_all}: {worst.num_dense_layers} dense and "
+        f"{counted(worst.num_moe_layers, 'MoE layer')}, {counted(worst.in_flight, 'micro-batch')} in flight.",
     )
 
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+_MIN_TEXT = 12  # width of a header or of a text column that gives way
 
 
 @dataclass(frozen=True)
@@ -31,26 +35,64 @@ def print_table(
 
 
 def fitted_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """The table with wide gaps, else narrow ones, else without optional columns, whichever first fits the console."""
+    """The first of these that fits the console, so that nothing is cut.
+
+    Wide gaps; narrow ones; without the last optional column, and so on; headers of several lines, and text, the widest
+    column first; headers of as many lines as they have words.
+    """
+    cells = [list(row) for row in rows]
+    widths = [max([1, *(_width(row[i]) for row in cells)]) for i in range(len(columns))]
     shown = list(range(len(columns)))
     unlimited = console.options.update(max_width=10_000)
-    for gap in (2, 1):
-        table = _table(columns, rows, shown, gap)
-        if Measurement.get(console, unlimited, table).maximum <= console.width:
-            return table
+
+    def table(gap: int, header_width: int) -> Table:
+        return _table(columns, cells, shown, gap, [max(width, header_width) for width in widths])
+
+    def excess(table: Table) -> int:
+        return Measurement.get(console, unlimited, table).maximum - console.width
+
+    found = table(2, console.width)
+    if excess(found) > 0:
+        found = table(1, console.width)
     for i in reversed(range(len(columns))):
-        if columns[i].is_optional:
+        if columns[i].is_optional and excess(found) > 0:
             shown.remove(i)
-            table = _table(columns, rows, shown, gap)
-            if Measurement.get(console, unlimited, table).maximum <= console.width:
-                break
-    return table
+            found = table(1, console.width)
+    texts = sorted((i for i in shown if columns[i].justify == "left"), key=lambda i: -widths[i])
+    for header_width in (_MIN_TEXT, 1):
+        if excess(found) <= 0:
+            break
+        for i in texts:
+            if (num_lacking := excess(table(1, header_width))) > 0:
+                widths[i] = max(widths[i] - num_lacking, _MIN_TEXT)
+                for row, source in zip(cells, rows, strict=True):
+                    row[i] = _in_lines(source[i], widths[i])
+        found = table(1, header_width)
+    return found
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], shown: Sequence[int], gap: int) -> Table:
+def _in_lines(cell: str | Text, width: int) -> str | Text:
+    """Words stay whole, so that names can be copied."""
+    if isinstance(cell, Text):
+        return cell
+    return "\n".join(wrap(cell, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
+def _width(cell: str | Text) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+
+
+def _table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | Text]],
+    shown: Sequence[int],
+    gap: int,
+    header_widths: Sequence[int],
+) -> Table:
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
     for i in shown:
-        table.add_column(columns[i].header, justify=columns[i].justify, no_wrap=True)
+        header = "\n".join(wrap(columns[i].header, header_widths[i], break_long_words=False))
+        table.add_column(header, justify=columns[i].justify, no_wrap=True)
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     return table

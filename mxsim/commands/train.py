@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.progress import progress_bar
+from mxsim.commands.words import counted
 
 DIVERGED_STATUS = 1
 
@@ -90,28 +91,34 @@ def _config(request: Request) -> Any:
 
 
 def _print(console: Console, out: Path, document: dict[str, Any]) -> None:
+    from mxsim.train.run_folder import FILES
+
     def show(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    show(document["recipe"])
     config, corpus = document["config"], document["corpus"]
-    tokens = config["steps"] * config["batch_size"] * config["sequence_length"]
+    what = "Experts and other linears" if config["linears"] == "recipe" else "Experts"
+    show(f"{what} in {document['recipe']}")
+    steps, tokens = config["steps"], config["steps"] * config["batch_size"] * config["sequence_length"]
     show(
-        f"{document['num_parameters']:,} parameters, {document['num_active_parameters']:,} active; "
-        f"{config['steps']:,} steps, {tokens:,} tokens of {corpus['name']}; seed {config['seed']}"
+        f"{document['num_parameters']:,} parameters, {document['num_active_parameters']:,} of them active for a token; "
+        f"{counted(steps, 'step')}, {tokens:,} tokens (bytes) of the text {corpus['name']}; seed {config['seed']}"
     )
     if document["status"] == "finished":
+        num = document["final_steps"]
         show(
-            f"Mean over the last {document['final_steps']:,} steps: training loss {_loss(document['final_train_loss'])}"
-            f", validation loss {_loss(document['final_validation_loss'])}"
+            f"{'Last step' if num == 1 else f'Mean of the last {num:,} steps'}: "
+            f"training loss {_loss(document['final_train_loss'])}, "
+            f"validation loss {_loss(document['final_validation_loss'])}"
         )
         if document["median_tokens_per_s"] is not None:
-            show(f"{document['median_tokens_per_s']:,.0f} tokens/s; {document['seconds']:,.0f} s in all")
+            speed, device = document["median_tokens_per_s"], document["provenance"]["device"]
+            show(f"{speed:,.0f} tokens/s (median) on {device}; {document['seconds']:,.0f} s in all")
     elif document["status"] == "interrupted":
         show(f"Interrupted after step {document['steps_done']:,}; to go on: mxsim train --resume --out {out}")
     else:
         show(f"The loss was no number any more at step {document['steps_done']:,}")
-    show(f"Written: {out / 'log.csv'}, diagnostics.csv, run.json")
+    show(f"Written into {out}: {', '.join(name for name in FILES if (out / name).exists())}")
 
 
 def _loss(loss: float | None) -> str:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mxsim import kernels
 from mxsim.moe import expert_mlp
-from mxsim.moe.activation_observer import show
 from mxsim.moe.dispatch import Route, rank_and_size
 from mxsim.moe.expert_mlp import draw_seed, recipe_of, seed_of
-from mxsim.moe.experts import Experts, check_input
+from mxsim.moe.experts import Experts, check_weights
 from mxsim.moe.fp4_tokens import Fp4Tokens
 from mxsim.moe.grouped_gemm import Gemm
+from mxsim.moe.layer import RoutedLayer
 from mxsim.moe.permute import permute_weights, unpermute_sum
 from mxsim.moe.recipe import Activation, Compute, Gradients, Recipe
 from mxsim.moe.router import Router, TopKRouter
@@ -34,7 +34,7 @@ from mxsim.moe.stored import to_fp4
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two ranks
 
 
-class ExpertParallel(nn.Module):
+class ExpertParallel(RoutedLayer):
     """`MoE` over the ranks of a process group: each holds E / ranks of the experts, all of the rest, and own tokens.
 
     y is what one process computes from the tokens of all ranks, rank after rank, and so is every gradient, with the
@@ -96,31 +96,19 @@ class ExpertParallel(nn.Module):
             raise ValueError(
                 f"ExpertParallel: num_experts is {num_experts!r}, needed a multiple of {self.num_ranks}, the ranks"
             )
-        if type(num_shared_experts) is not int or num_shared_experts < 0:
-            raise ValueError(
-                f"ExpertParallel: num_shared_experts is {num_shared_experts!r}, needed an integer of 0 or more"
-            )
         if type(num_chunks) is not int or num_chunks < 1:
             raise ValueError(f"ExpertParallel: num_chunks is {num_chunks!r}, needed a positive integer")
         options = {"recipe": recipe, "gemm": gemm, "device": device, "dtype": dtype}
         self.num_experts, self.num_chunks, self.recipe = num_experts, num_chunks, recipe
         self.process_group = process_group
         self.router = TopKRouter(hidden_size, num_experts, top_k, router=router, device=device, **router_options)
-        self.shared = (
-            Experts(hidden_size, num_shared_experts * intermediate_size, 1, **options) if num_shared_experts else None
-        )
+        self.shared = self._shared_experts(hidden_size, intermediate_size, num_shared_experts, options)
         self.experts = Experts(hidden_size, intermediate_size, num_experts // self.num_ranks, **options)
         seed = self._seed_of_rank(torch.randint(2**62, (1,), device="cpu"))
         if not self.experts.w1.is_meta:
             self.experts.reset_parameters(torch.Generator(self.experts.w1.device).manual_seed(int(seed)))
         counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self.register_buffer("num_routed_E", counts, persistent=False)
-
-    def prepare_weights(self) -> None:
-        """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
-        self.experts.prepare_weights()
-        if self.shared is not None:
-            self.shared.prepare_weights()
 
     def local_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """What `load_state_dict` of this rank takes, from the state_dict of a `MoE` with all experts; no copies.
@@ -138,38 +126,27 @@ class ExpertParallel(nn.Module):
                 local[name] = local[name].chunk(self.num_ranks)[self.rank]
         return local
 
-    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
-        """y of this rank's tokens, in x's dtype; FP8 recipes take bfloat16.
-
-        Raises:
-            RuntimeError: if another rank fails or does not come within the group's timeout.
-            TypeError: for a dtype that the recipe does not take.
-            ValueError: if the last axis is not hidden_size long.
-        """
-        if x.ndim == 0 or x.shape[-1] != self.experts.hidden_size:
-            raise ValueError(f"ExpertParallel: x has shape {tuple(x.shape)}, needed [..., {self.experts.hidden_size}]")
-        tokens = x.reshape(-1, x.shape[-1])
-        check_input("ExpertParallel", tokens, self.experts.hidden_size, self.recipe)
-        show(Activation.EXPERT_INPUT, tokens)
-        routing = self.router(tokens)
+    def _source(self, tokens: Float[Tensor, "T H"]) -> Float[Tensor, "T H"] | Fp4Tokens:
+        """In MXFP4 where that must be before the chunks are: for the shared experts, or to draw random bits."""
         seed = self._draw_seed()
-        source: Tensor | Fp4Tokens = tokens
-        if self.recipe.keeps_fp4(Activation.EXPERT_INPUT) and (self.shared is not None or seed is not None):
-            source = Fp4Tokens.quantize(tokens, self.recipe, seed)
-        y = self.routed(source, routing.topk_ids_TK, routing.topk_weights_TK)
-        if self.shared is not None:
-            y = y + self.shared(source, torch.full((1,), tokens.shape[0], dtype=torch.int64))
-        return y if y.shape == x.shape else y.view(x.shape)
+        is_fp4 = self.recipe.keeps_fp4(Activation.EXPERT_INPUT) and (self.shared is not None or seed is not None)
+        return Fp4Tokens.quantize(tokens, self.recipe, seed) if is_fp4 else tokens
 
     @torch.compiler.disable
     def routed(
         self, source: Float[Tensor, "T H"] | Fp4Tokens, topk_ids_TK: Tensor, topk_weights_TK: Float[Tensor, "T K"]
     ) -> Float[Tensor, "T H"]:
-        """The weighted sum over the experts that somebody else's router chose: dispatch, experts, combine."""
+        """The weighted sum over the experts that somebody else's router chose: dispatch, experts, combine.
+
+        Raises:
+            RuntimeError: if another rank fails or does not come within the group's timeout.
+            TypeError: for weights whose dtype the recipe does not take.
+        """
+        experts = self.experts
+        check_weights("ExpertParallel", self.recipe, w1=experts.w1, w2=experts.w2)
         route = Route.plan(topk_ids_TK, self.num_experts, self.process_group, self.num_chunks)
         if self.training:
             self.num_routed_E += route.permutation.group_sizes_E.view(self.num_chunks, -1).sum(0)  # chunks, experts
-        experts = self.experts
         fp8 = self.recipe.compute is Compute.FP8
         x, scales, anchor = source if isinstance(source, Fp4Tokens) else (source, None, None)
         weights = (experts.w1, experts.w2) if fp8 else (experts.w1.to(x.dtype), experts.w2.to(x.dtype))

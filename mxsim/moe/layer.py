@@ -16,7 +16,58 @@ from mxsim.moe.recipe import Activation, Recipe
 from mxsim.moe.router import Router, TopKRouter
 
 
-class MoE(nn.Module):
+class RoutedLayer(nn.Module):
+    """What `MoE` and `ExpertParallel` share: y = what the routed experts give, plus the shared experts of x."""
+
+    router: TopKRouter
+    experts: Experts
+    shared: Experts | None
+    recipe: Recipe
+
+    def _shared_experts(self, hidden_size: int, intermediate_size: int, num: int, options: Any) -> Experts | None:
+        """One expert, so many times as wide."""
+        if type(num) is not int or num < 0:
+            raise ValueError(f"{type(self).__name__}: num_shared_experts is {num!r}, needed an integer of 0 or more")
+        return Experts(hidden_size, num * intermediate_size, 1, **options) if num else None
+
+    def prepare_weights(self) -> None:
+        """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
+        self.experts.prepare_weights()
+        if self.shared is not None:
+            self.shared.prepare_weights()
+
+    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
+        """y, in x's dtype; FP8 recipes take bfloat16.
+
+        Raises:
+            TypeError: for a dtype of x or of the weights that the recipe does not take.
+            ValueError: if the last axis is not hidden_size long.
+        """
+        what, hidden_size = type(self).__name__, self.experts.hidden_size
+        if x.ndim == 0 or x.shape[-1] != hidden_size:
+            raise ValueError(f"{what}: x has shape {tuple(x.shape)}, needed [..., {hidden_size}]")
+        tokens = x.reshape(-1, hidden_size)
+        check_input(what, tokens, hidden_size, self.recipe)
+        show(Activation.EXPERT_INPUT, tokens)
+        routing = self.router(tokens)
+        source = self._source(tokens)
+        y = self.routed(source, routing.topk_ids_TK, routing.topk_weights_TK)
+        if self.shared is not None:
+            y = y + self.shared(source, torch.full((1,), tokens.shape[0], dtype=torch.int64))
+        return y if y.shape == x.shape else y.view(x.shape)
+
+    def _source(self, tokens: Float[Tensor, "T H"]) -> Float[Tensor, "T H"] | Fp4Tokens:
+        """What the routed and the shared experts read: the tokens, or their MXFP4."""
+        raise NotImplementedError
+
+    def routed(
+        self, source: Float[Tensor, "T H"] | Fp4Tokens, topk_ids_TK: Tensor, topk_weights_TK: Float[Tensor, "T K"]
+    ) -> Float[Tensor, "T H"]:
+        """The weighted sum over the experts that somebody else's router chose."""
+        raise NotImplementedError
+
+
+class MoE(RoutedLayer):
     """y = sum over a token's top_k experts e of expert_e(x) * weight_e, plus the shared experts of x.
 
     Every recipe has the same parameters: w1 [E, 2F, H] and w2 [E, H, F] of `experts`, the router's, and those of the
@@ -65,47 +116,23 @@ class MoE(nn.Module):
         super().__init__()
         options = {"recipe": recipe, "gemm": gemm, "device": device, "dtype": dtype}
         self.experts = Experts(hidden_size, intermediate_size, num_experts, **options)
-        if type(num_shared_experts) is not int or num_shared_experts < 0:
-            raise ValueError(f"MoE: num_shared_experts is {num_shared_experts!r}, needed an integer of 0 or more")
-        self.shared = (
-            Experts(hidden_size, num_shared_experts * intermediate_size, 1, **options) if num_shared_experts else None
-        )
+        self.shared = self._shared_experts(hidden_size, intermediate_size, num_shared_experts, options)
         self.router = TopKRouter(hidden_size, num_experts, top_k, router=router, device=device, **router_options)
         self.recipe = recipe
         sizes = torch.zeros(num_experts, dtype=torch.int64, device=device)
         # A buffer: a module that sets attributes in its forward pass cannot be checkpointed under torch.compile.
         self.register_buffer("group_sizes_E", sizes, persistent=False)
 
-    def prepare_weights(self) -> None:
-        """Make the FP8 copies of all expert weights once, for all passes until an optimizer changes them."""
-        self.experts.prepare_weights()
-        if self.shared is not None:
-            self.shared.prepare_weights()
+    def _source(self, tokens: Float[Tensor, "T H"]) -> Float[Tensor, "T H"] | Fp4Tokens:
+        keeps_fp4 = self.recipe.keeps_fp4(Activation.EXPERT_INPUT)
+        return Fp4Tokens.quantize(tokens, self.recipe, draw_seed(self.recipe)) if keeps_fp4 else tokens
 
-    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
-        """y, in x's dtype; FP8 recipes take bfloat16.
-
-        Raises:
-            TypeError: for a dtype that the recipe does not take.
-            ValueError: if the last axis is not hidden_size long.
-        """
-        if x.ndim == 0 or x.shape[-1] != self.experts.hidden_size:
-            raise ValueError(f"MoE: x has shape {tuple(x.shape)}, needed [..., {self.experts.hidden_size}]")
-        tokens = x.reshape(-1, x.shape[-1])
-        check_input("MoE", tokens, self.experts.hidden_size, self.recipe)
-        show(Activation.EXPERT_INPUT, tokens)
-        routing = self.router(tokens)
-        permutation = Permutation.from_topk(routing.topk_ids_TK, self.experts.num_experts)
+    def routed(
+        self, source: Float[Tensor, "T H"] | Fp4Tokens, topk_ids_TK: Tensor, topk_weights_TK: Float[Tensor, "T K"]
+    ) -> Float[Tensor, "T H"]:
+        """The weighted sum over the experts that somebody else's router chose: permute, experts, combine."""
+        permutation = Permutation.from_topk(topk_ids_TK, self.experts.num_experts)
         self.group_sizes_E.copy_(permutation.group_sizes_E)
-        probs_R = permute_weights(routing.topk_weights_TK, permutation)
-
-        source: Tensor | Fp4Tokens = tokens
-        if self.recipe.keeps_fp4(Activation.EXPERT_INPUT):
-            source = Fp4Tokens.quantize(tokens, self.recipe, draw_seed(self.recipe))
-            rows: Tensor | Fp4Tokens = source.permute(permutation)
-        else:
-            rows = permute(tokens, permutation)
-        y = unpermute_sum(self.experts(rows, permutation.group_sizes_E, probs_R), permutation)
-        if self.shared is not None:
-            y = y + self.shared(source, torch.full((1,), tokens.shape[0], dtype=torch.int64))
-        return y if y.shape == x.shape else y.view(x.shape)
+        probs_R = permute_weights(topk_weights_TK, permutation)
+        rows = source.permute(permutation) if isinstance(source, Fp4Tokens) else permute(source, permutation)
+        return unpermute_sum(self.experts(rows, permutation.group_sizes_E, probs_R), permutation)

@@ -22,7 +22,7 @@ import torch
 from mxsim.train.config import TrainConfig
 from mxsim.train.diagnostics import Diagnosis
 
-LOG, DIAGNOSTICS, RUN, CHECKPOINT = "log.csv", "diagnostics.csv", "run.json", "checkpoint.pt"
+FILES = LOG, DIAGNOSTICS, RUN, CHECKPOINT = "log.csv", "diagnostics.csv", "run.json", "checkpoint.pt"
 
 
 class RunError(ValueError):
@@ -133,7 +133,7 @@ def load_checkpoint(
 
 def exists(folder: Path) -> bool:
     """Whether the folder holds a run."""
-    return any((folder / name).exists() for name in (LOG, DIAGNOSTICS, RUN, CHECKPOINT))
+    return any((folder / name).exists() for name in FILES)
 
 
 class _Table:

@@ -91,6 +91,11 @@ class GemmRunner:
 
     def add_notes(self, report: OpReport) -> None:
         """What the report needs to be understood, once the cases are through."""
+        if self._gemm is hopper.emulation:
+            report.notes.append(
+                "compared were mxsim's two models of it, kernels.fp8_gemm_emulated and mxsim.blocks.fp8_gemm (NumPy); "
+                "torch's scaled_mm was not run: it needs a GPU of compute capability 9.0"
+            )
         if self._gemm is hopper.scaled_mm:
             report.notes.insert(
                 0, f"torch {torch.__version__}'s scaled_mm against kernels.fp8_gemm_emulated on the device"

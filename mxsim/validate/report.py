@@ -16,6 +16,7 @@ import mxsim
 from mxsim.validate.compare import Mismatch
 
 MAX_MISMATCHES_KEPT = 8  # of each step of an op, spread over its cases
+SIMULATOR = "the NumPy simulator"
 _MAX_PROBLEMS_SHOWN = 12
 
 
@@ -70,12 +71,14 @@ class OpReport:
 
 @dataclass
 class Report:
-    """All ops of one run."""
+    """All ops of one run. note: about a peer, or what was not run; provenance: see `mxsim.provenance`."""
 
     candidate: str
     device: str
     size: str
     note: str = ""
+    against: str = SIMULATOR
+    provenance: dict[str, Any] = field(default_factory=dict)
     ops: list[OpReport] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -99,6 +102,7 @@ class Report:
         return {
             "ok": self.ok,
             "candidate": self.candidate,
+            "against": self.against,
             "device": self.device,
             "size": self.size,
             "note": self.note,
@@ -112,6 +116,7 @@ class Report:
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda,
             },
+            "provenance": self.provenance,
             "ops": [op.to_json() for op in self.ops],
         }
 
@@ -126,7 +131,7 @@ class Report:
 
 
 def _parts(report: Report) -> Iterator[Any]:
-    yield Text(f"{report.candidate} against the simulator on {report.device}, {report.size}", style="bold")
+    yield Text(f"{report.candidate} on {report.device} against {report.against}, {report.size}", style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("op", no_wrap=True)
     for header in ("cases", "elements", "mismatches", "seconds"):
@@ -144,10 +149,11 @@ def _parts(report: Report) -> Iterator[Any]:
     yield table
     for op in report.ops:
         yield from _details(op)
+    if report.note:
+        yield Text(report.note, "yellow")
     verdict = "equal bit for bit" if report.ok else f"{report.num_mismatches:,} mismatches"
-    yield Text(
-        f"{report.num_elements:,} elements in {report.seconds:.1f} s: {verdict}", "green" if report.ok else "red"
-    )
+    total = f"{report.num_elements:,} elements compared in {report.seconds:.1f} s: {verdict}"
+    yield Text(total, "green" if report.ok else "red")
 
 
 def _details(op: OpReport) -> Iterator[Any]:
@@ -171,7 +177,7 @@ def _details(op: OpReport) -> Iterator[Any]:
 
 def differences(report: Report) -> Group:
     """The report of a peer: what differs by class, with an example of each, and no verdict."""
-    parts: list[Any] = [Text(f"{report.candidate} beside the simulator on {report.device}, {report.size}", "bold")]
+    parts: list[Any] = [Text(f"{report.candidate} on {report.device} beside {report.against}, {report.size}", "bold")]
     if report.note:
         parts.append(Text(report.note, "dim"))
     for op in report.ops:

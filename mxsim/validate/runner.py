@@ -5,12 +5,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import mxsim
 from mxsim.blocks import ScaleRule
 from mxsim.formats import E5M2, Rounding
+from mxsim.provenance import provenance, sources_sha256
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
@@ -18,7 +21,7 @@ from mxsim.validate.gemm_cases import SCALED_MM, GemmCase, e5m2_cases, gemm_case
 from mxsim.validate.gemm_runner import GemmRunner, default_gemm
 from mxsim.validate.generators import Size, cases_of
 from mxsim.validate.reference import OPS, expected
-from mxsim.validate.report import MAX_MISMATCHES_KEPT, CaseProblem, OpReport, Report
+from mxsim.validate.report import MAX_MISMATCHES_KEPT, SIMULATOR, CaseProblem, OpReport, Report
 from mxsim.validate.scaled_mm import GemmRefused, bits_of, has_scaled_mm
 
 Candidate = Callable[..., Any]
@@ -69,7 +72,11 @@ def run(
     if ops == "all" and candidate is None and has_scaled_mm(plan.device):
         names.append(SCALED_MM)
     functions = {name: candidate if candidate is not None else _kernel(name, plan.device) for name in names}
-    return _run(functions, plan, Report(_name_of(candidate), _describe(plan.device), size), progress)
+    name, note = (_name_of(candidate), "") if candidate is not None else _ours(names, plan.device)
+    is_emulation = names == [SCALED_MM] and plan.device.type == "cuda"
+    against = "mxsim's emulation, kernels.fp8_gemm_emulated" if is_emulation else SIMULATOR
+    report = Report(name, _describe(plan.device), size, note, against, _provenance(plan.device))
+    return _run(functions, plan, report, progress)
 
 
 def run_peer(
@@ -92,7 +99,8 @@ def run_peer(
     functions = {op: function for op, function in peer.candidates.items() if op in names}
     if not functions:
         raise ValueError(f"validate: peer {name} has no {', '.join(names)}, it has {', '.join(peer.candidates)}")
-    report = Report(f"{peer.name} {peer.version}", _describe(plan.device), size, peer.note)
+    name, where = f"{peer.name} {peer.version}", _describe(plan.device)
+    report = Report(name, where, size, peer.note, provenance=_provenance(plan.device))
     return _run(functions, plan, report, progress)
 
 
@@ -283,10 +291,28 @@ def _kernel(op: str, device: torch.device) -> Candidate:
     return function
 
 
-def _name_of(candidate: Candidate | None) -> str:
-    if candidate is None:
-        return "mxsim.kernels"
+def _ours(names: Sequence[str], device: torch.device) -> tuple[str, str]:
+    """What runs where no candidate is named, and what does not, for want of a device or of a compiler."""
+    if device.type == "cuda":
+        if names == [SCALED_MM]:
+            return f"torch {torch.__version__}'s scaled_mm", ""
+        lacks_gemm = names == list(OPS) and not has_scaled_mm(device)
+        return "mxsim.kernels (CUDA)", "Not run: torch's scaled_mm, which needs a Hopper GPU" if lacks_gemm else ""
+    from mxsim.kernels import host
+
+    why = "the device is cpu" if torch.cuda.is_available() else "torch sees no CUDA device"
+    note = f"Not run: the CUDA kernels, as {why}"
+    if host.backend() is host:
+        return "mxsim.kernels (host build)", note
+    return "mxsim.kernels (the simulator, without a host build)", f"The simulator was compared with itself. {note}"
+
+
+def _name_of(candidate: Candidate) -> str:
     return f"{getattr(candidate, '__module__', '?')}:{getattr(candidate, '__qualname__', repr(candidate))}"
+
+
+def _provenance(device: torch.device) -> dict[str, Any]:
+    return provenance(device) | {"sources_sha256": sources_sha256(Path(mxsim.__file__).parent)}
 
 
 def _describe(device: torch.device) -> str:

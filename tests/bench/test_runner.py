@@ -231,6 +231,7 @@ def test_the_hash_covers_content_and_names_of_sources_alone(tmp_path):
 def test_provenance_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(provenance, "_driver", provenance._driver.__wrapped__)  # without its cache
     answer = types.SimpleNamespace(stdout="580.159.04\n580.159.04\n")
     monkeypatch.setattr(provenance.subprocess, "run", lambda *_, **__: answer)
     found = provenance.provenance(torch.device("cuda", 0))

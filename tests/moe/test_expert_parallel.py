@@ -199,6 +199,22 @@ def test_one_rank_is_the_layer_itself_compiled_or_not():
     assert torch.equal(torch.autograd.grad(compiled, x, dy)[0], want["x"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("recipe", FP8_RECIPES, ids=by_name)
+@pytest.mark.usefixtures("alone")
+def test_weights_whose_gradient_no_gemm_returns(recipe, dtype):
+    """Refused in the forward pass, before anything is sent; the BF16 recipe takes them."""
+    x, ids, weights, dy = CASES[0].tokens_of(0, 1)
+    layer = ep_cases.expert_parallel(recipe).to(dtype)
+    message = rf"ExpertParallel: w1 has dtype {dtype}, and the recipe {recipe.name} needed bfloat16 or float32"
+    with pytest.raises(TypeError, match=message):
+        layer(x)
+    with pytest.raises(TypeError, match=message):
+        layer.routed(x, ids, weights)
+    assert layer.num_routed_E.sum() == 0
+    ep_cases.run_routed(ep_cases.expert_parallel(Recipe.BF16).to(dtype), x, ids, weights, dy)
+
+
 def test_without_a_process_group():
     with pytest.raises(RuntimeError, match=r"there is no process group, needed torch\.distributed"):
         ExpertParallel(H, H, E, K)

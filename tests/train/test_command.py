@@ -27,14 +27,28 @@ def test_a_run_and_its_files(tmp_path):
     result = call("--recipe", "FP8", "--steps", 4, "--seed", 3, "--out", out, "--device", "cpu", *FIELDS)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("FP8: GEMMs in FP8; ")
-    assert "4 steps, 512 tokens of austen; seed 3" in lines[1]
+    assert lines[0].startswith("Experts in FP8: GEMMs in FP8; ")
+    assert "4 steps, 512 tokens (bytes) of the text austen; seed 3" in lines[1]
+    assert lines[2].startswith("Last step: training loss ")
     assert "validation loss" in lines[2]
+    assert lines[-1] == f"Written into {out}: log.csv, diagnostics.csv, run.json"
     assert sorted(file.name for file in out.iterdir()) == ["diagnostics.csv", "log.csv", "run.json"]
     assert json.loads((out / "run.json").read_text())["config"]["recipe"] == "fp8"
     again = call("--steps", 4, "--out", out)
     assert (again.exit_code, again.stdout) == (2, "")
     assert again.stderr == f"mxsim: {out} holds a run already, needed --resume to go on, or another folder\n"
+
+
+@pytest.mark.parametrize(
+    "steps, said, mean_of", [(1, "1 step", "Last step"), (40, "40 steps", "Mean of the last 2 steps")]
+)
+def test_one_step_and_several(tmp_path, steps, said, mean_of):
+    fields = (*FIELDS, "--set", "linears=recipe", "--set", "checkpoint_every=40")
+    lines = call("--recipe", "bf16", "--steps", steps, "--out", tmp_path, *fields).stdout.splitlines()
+    assert lines[0].startswith("Experts and other linears in BF16: ")
+    assert f"; {said}, {steps * 128:,} tokens" in lines[1]
+    assert lines[2].startswith(f"{mean_of}: training loss ")
+    assert lines[-1] == f"Written into {tmp_path}: log.csv, diagnostics.csv, run.json, checkpoint.pt"
 
 
 def test_json_is_what_the_file_holds(tmp_path):

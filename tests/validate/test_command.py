@@ -1,15 +1,22 @@
 """`mxsim validate`: exit status, one-line errors, JSON."""
 
 import json
+import shlex
 import sys
 import types
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import mxsim
 from mxsim import kernels
 from mxsim.cli import app
+from mxsim.kernels import host, simulated
+from mxsim.provenance import sources_sha256
+from mxsim.validate import OPS, runner
 
 
 def _run(*arguments):
@@ -35,7 +42,40 @@ def module(monkeypatch):
 def test_the_kernels_give_0():
     result = _run("--op", "fp4_to_bf16", "--device", "cpu", "--quick")
     assert result.exit_code == 0
-    assert "equal bit for bit" in result.stdout
+    first, *_, not_run, last = result.stdout.splitlines()
+    assert first == "mxsim.kernels (host build) on cpu against the NumPy simulator, quick"
+    assert not_run.startswith("Not run: the CUDA kernels, as ")
+    assert last.endswith("s: equal bit for bit")
+
+
+def test_without_a_host_build_it_says_that_nothing_is_shown(monkeypatch):
+    monkeypatch.setattr(host, "backend", lambda: simulated)
+    lines = _run("--op", "fp4_to_bf16", "--device", "cpu", "--quick", "--case", "every code").stdout.splitlines()
+    assert lines[0].startswith("mxsim.kernels (the simulator, without a host build) on cpu against")
+    assert lines[-2].startswith("The simulator was compared with itself. Not run: the CUDA kernels, ")
+
+
+def test_scaled_mm_on_the_cpu_says_what_stands_for_it():
+    result = _run("--op", "scaled_mm", "--device", "cpu", "--quick", "--case", "4x16x128")
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("scaled_mm: "))
+    assert line.startswith("scaled_mm: compared were mxsim's two models of it, kernels.fp8_gemm_emulated and ")
+    assert "torch's scaled_mm was not run: it needs a GPU of compute capability 9.0" in line
+
+
+@pytest.mark.parametrize(
+    "names, is_hopper, candidate, note",
+    [
+        (["fp4_to_bf16"], True, "mxsim.kernels (CUDA)", ""),
+        (["fp4_to_bf16"], False, "mxsim.kernels (CUDA)", ""),
+        ([*OPS], False, "mxsim.kernels (CUDA)", "Not run: torch's scaled_mm, which needs a Hopper GPU"),
+        (["scaled_mm"], True, f"torch {torch.__version__}'s scaled_mm", ""),
+        (["fp4_to_bf16", "scaled_mm"], True, "mxsim.kernels (CUDA)", ""),
+    ],
+)
+def test_what_runs_on_a_gpu(monkeypatch, names, is_hopper, candidate, note):
+    monkeypatch.setattr(runner, "has_scaled_mm", lambda device: is_hopper)
+    assert runner._ours(names, torch.device("cuda")) == (candidate, note)
 
 
 def test_a_mismatch_gives_1(module):
@@ -53,11 +93,26 @@ def test_json(module):
     assert document["ok"] is False
     assert document["mismatches"] == document["ops"][0]["mismatches"] > 0
     assert document["elements"] > 10**5
-    assert document["versions"]["torch"] == torch.__version__
+    assert document["versions"]["torch"] == document["provenance"]["torch"] == torch.__version__
+    assert document["against"] == "the NumPy simulator"
     first = document["ops"][0]["first_mismatches"][0]
     assert first["got"].startswith("0x")
     assert first["step"] == "2.4 sign of zero"
     assert sum(document["ops"][0]["mismatches_by_step"].values()) == document["mismatches"]
+
+
+@pytest.mark.parametrize("options", [(), ("--peer", "ml_dtypes")], ids=["ours", "peer"])
+def test_json_says_where_when_and_how_it_was_made(monkeypatch, options):
+    arguments = ["--op", "bf16_to_fp4_row", "--device", "cpu", "--quick", "--json", "--case", "N(0, 1)", *options]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mxsim", "validate", *arguments])
+    before = datetime.now(UTC).replace(microsecond=0)
+    result = _run(*arguments)
+    found = json.loads(result.stdout)["provenance"]
+    assert before <= datetime.fromisoformat(found["date"]) <= datetime.now(UTC)
+    assert found["command"] == shlex.join(["mxsim", "validate", *arguments])
+    assert found.keys() >= {"device", "threads", "mxsim", "python"}
+    assert found["kernel_sources_sha256"] == sources_sha256()
+    assert found["sources_sha256"] == sources_sha256(Path(mxsim.__file__).parent)
 
 
 @pytest.mark.parametrize(

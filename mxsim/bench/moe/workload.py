@@ -37,7 +37,6 @@ class LayerShape:
 
 
 # DeepSeek-V3's layer, 32 of its 256 experts on a device.
-# DeepSeek-V3's layer, 32 of its 256 experts on a device.
 FULL = LayerShape(tokens=4096, hidden=7168, intermediate=2048, num_experts=32, top_k=8)
 TINY = LayerShape(tokens=64, hidden=256, intermediate=128, num_experts=8, top_k=2)
 

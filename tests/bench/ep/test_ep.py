@@ -17,8 +17,8 @@ from mxsim.cli import app  # noqa: E402
 from mxsim.moe import ExpertParallel, Recipe  # noqa: E402
 
 
-def _run(*arguments):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "ep", *arguments])
+def _run(*arguments, columns=200):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["bench", "ep", *arguments])
 
 
 def test_a_run_on_two_processes(tmp_path):
@@ -83,6 +83,22 @@ def test_figures_and_targets():
     assert report_of(us=(15.0, 12.0, 10.0)).verdicts().count(Verdict.MISSED) == 2
     other = [f for f in report_of(tokens=4096).figures if f.target]
     assert [f.name.split(",")[0] for f in other] == ["bytes on the wire"] * 2
+
+
+@pytest.mark.parametrize("columns", [80, 110, 160])
+def test_no_width_cuts_a_figure(columns, monkeypatch):
+    report = report_of(us=(9241.0, 6194.0, 3651.0))
+    parts = {"quantize": 144.0, "pack": 1834.0, "all-to-all": 5577.0, "regroup": 613.0, "convert": 786.0}
+    report.dispatches[0] = replace(report.dispatches[0], parts=parts, bytes_to_others=1_879_048_192)
+    monkeypatch.setattr("mxsim.bench.ep.run", lambda *_, **__: report)
+    lines = _run(columns=columns).stdout.splitlines()
+    assert [line for line in lines if len(line.rstrip()) > columns] == []
+    assert not any("…" in line for line in lines)
+    (row,) = (line.split() for line in lines if "5.577" in line)
+    assert row[:11] == ["32768", "BF16", "1", "14336", "1879.0", "0.144", "1.834", "5.577", "0.613", "0.786", "9.241"]
+    words = set(" ".join(lines).split())
+    for figure in report.figures:
+        assert words >= {*figure.name.split(), f"{figure.value:.3f}"}, figure.name
 
 
 def test_tables_and_status(monkeypatch):

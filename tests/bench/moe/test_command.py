@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from mxsim.cli import app  # noqa: E402
+from mxsim.commands.bench import flops_text, time_text  # noqa: E402
 
 README_TABLE = Path(__file__).parents[3] / "benchmarks/readme_table.py"
 
 
-def _run(*arguments):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "moe", *arguments])
+def _run(*arguments, columns=200):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["bench", "moe", *arguments])
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_tables_of_a_run_on_the_cpu(cpu_report, found):
     for text in (
         "8 experts, 64 tokens x top-2 = 128 rows",
         "largest relative error: FP8 0.0",
-        "Forward + backward, balanced (16 to 16 rows an expert)",
+        "Forward + backward, balanced (16 rows an expert)",
         "43.5 kB",
         "Zipf with exponent 1",
         "The step by parts, each on its own, skewed",
@@ -72,6 +73,25 @@ def test_tables_of_a_device(h200_report, found):
     assert bound == ["MXFP4"] * 3
 
 
+@pytest.mark.parametrize("columns", [80, 110, 160])
+@pytest.mark.parametrize("which", ["cpu_report", "h200_report"])
+def test_no_width_cuts_a_figure(which, columns, found, request):
+    """Times, rates, verdicts and the words of every figure's name are all there; only optional columns are left out."""
+    report = request.getfixturevalue(which)
+    found(report)
+    lines = _run(columns=columns).stdout.splitlines()
+    prose = ("Zipf", "Such", "NVIDIA", "AMD", "missed: ")
+    assert [line for line in lines if len(line.rstrip()) > columns and not line.strip().startswith(prose)] == []
+    assert not any("…" in line for line in lines)
+    words = set(" ".join(lines).split())
+    for figure in report.figures:
+        assert words >= {*figure.name.split(), f"{figure.value:.3f}", *figure.paper.split()[1:2]}, figure.name
+    for part in (*report.routings[0].parts, *report.dense):
+        assert words >= {*part.name.split(), *time_text(part.timing.us).split()}, part.name
+    for step in report.routings[0].steps:
+        assert words >= {*step.name.split(), *time_text(step.timing.us).split()}, step.name
+
+
 def test_json_goes_to_the_terminal_or_into_a_file(cpu_report, found, tmp_path):
     found(cpu_report)
     assert json.loads(_run("--json").stdout) == json.loads(json.dumps(cpu_report.to_json()))
@@ -79,6 +99,14 @@ def test_json_goes_to_the_terminal_or_into_a_file(cpu_report, found, tmp_path):
     result = _run("--json", str(file))
     assert "Forward + backward" in result.stdout
     assert json.loads(file.read_text())["ok"] is True
+
+
+@pytest.mark.parametrize(
+    "per_s, text",
+    [(1.2719e15, "1271.9 TFLOP/s"), (1e12, "1.00 TFLOP/s"), (2.6e9, "2.60 GFLOP/s"), (7.95e7, "79.5 MFLOP/s")],
+)
+def test_rates_have_the_unit_that_suits_them(per_s, text):
+    assert flops_text(per_s) == text
 
 
 def test_a_problem_gives_1(cpu_report, found):
