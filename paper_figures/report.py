@@ -161,7 +161,8 @@ def _validation() -> str:
 
 
 def _verdict(op: dict[str, Any]) -> str:
-    return "equal" if op["ok"] else "; ".join(op["problems"]) or "differs"
+    problems = "; ".join(f"{problem['case']}: {problem['message']}" for problem in op["problems"])
+    return "equal" if op["ok"] else problems or "differs"
 
 
 def _provenance() -> str:
