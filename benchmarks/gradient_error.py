@@ -30,7 +30,7 @@ from mxsim.provenance import provenance, sources_sha256
 from mxsim.train.config import TrainConfig
 from mxsim.train.corpus import load_corpus
 from mxsim.train.data import Windows
-from mxsim.train.gradients import FP32, Choices, GradientError, Group, gradient_errors
+from mxsim.train.gradients import FP32, Choices, GradientError, Group, gradient_errors, second_moments_of
 from mxsim.train.loop import choose_device
 from mxsim.train.recipes import RECIPES
 from mxsim.train.run_folder import CHECKPOINT, load_checkpoint, read_run
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
         raise BadInput(
             f"{arguments.checkpoint} holds no {CHECKPOINT}; mxsim train writes one where checkpoint_every is not 0"
         )
-    step, weights = state["step"], state["model"]
+    step, weights, second_moments = state["step"], state["model"], second_moments_of(config, state)
     del state  # the optimizer's is larger than the weights
     num_tokens = config.tokens_per_step if arguments.tokens is None else arguments.tokens
     if num_tokens < 1:
@@ -86,6 +86,7 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
             names,
             reference=arguments.reference,
             other_tokens_BS1=others,
+            second_moments=second_moments,
             num_draws=arguments.draws,
             device=device,
             progress=update,
@@ -132,6 +133,7 @@ def print_tables(console: Console, document: dict[str, Any]) -> None:
             [
                 *_label(*name),
                 _percent(own.relative_error),
+                _percent(own.preconditioned_error),
                 f"{own.cosine:.5f}",
                 _signed(own.bias),
                 _percent(own.differing_choices),
@@ -142,9 +144,10 @@ def print_tables(console: Console, document: dict[str, Any]) -> None:
         console,
         f"Gradient of all parameters against {document['reference']}, in %: {document['num_tokens']:,} tokens after "
         f"step {document['checkpoint_step']:,}",
-        [*_LABELS, *(Column(name) for name in ("error", "cosine", "bias", "other", "error*", "bias*"))],
+        [*_LABELS, *(Column(name) for name in ("error", "AdamW's", "cosine", "bias", "other", "error*", "bias*"))],
         lines,
-        note="error: |g - r| / |r|; bias: <g, r> / |r|^2 - 1; of: draws that are averaged\n"
+        note="error: |g - r| / |r|; AdamW's: of g and r divided by sqrt(v) + 1e-8, as the optimizer does\n"
+        "bias: <g, r> / |r|^2 - 1; of: draws that are averaged\n"
         "other: choices of experts that are not the reference's; *: with its choices",
     )
     groups = [group for group in Group if any(row.group is group for row in rows)]

@@ -21,13 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mxsim.formats import Rounding
 from mxsim.moe import TopKRouter
 from mxsim.train.config import VOCABULARY, TrainConfig
-from mxsim.train.loop import choose_device, deterministic
+from mxsim.train.loop import adamw, choose_device, deterministic
 from mxsim.train.model import DenseMlp, LanguageModel
 from mxsim.train.recipes import RECIPES
 
 FP32 = "fp32"
 ANOTHER_BATCH = "another batch"
 _TOKENS_AT_ONCE = 16_384
+_EPSILON = 1e-8  # AdamW's
 
 Progress = Callable[[int, int, str], object]  # passes done, passes, recipe
 
@@ -61,15 +62,18 @@ class GradientError:
         recipe: of RECIPES, or ANOTHER_BATCH: the reference's gradient of other tokens, for the noise of the data.
         choices: who chose the experts.
         num_averaged: gradients whose mean is g: 1, or the draws of a recipe that rounds stochastically. 1 with several
-            draws: the root mean square of their relative errors, the means of their cosines, biases and choices.
+            draws: the root mean square of their errors, the means of their cosines, biases and choices.
         layer: None is all layers, embedding and head included.
         relative_error: |g - r| / |r|.
+        preconditioned_error: |(g - r) / d| / |r / d| with d = sqrt(v) + 1e-8 by element, v AdamW's second moment. The
+            optimizer divides by d, so that this is the error of what it adds to its step; small gradients count as much
+            as large ones. NaN where v is not known.
         cosine: <g, r> / (|g| |r|).
         bias: <g, r> / |r|**2 - 1, the share by which g is longer along r; negative where it shrinks.
         differing_choices: share of a token's K experts that are not among the reference's, over the layer's or all
             layers' tokens. NaN where there are no routers, for other tokens, and for a mean of gradients.
 
-    The first three are NaN where r is zero.
+    All four are NaN where r is zero.
     """
 
     recipe: str
@@ -78,6 +82,7 @@ class GradientError:
     group: Group
     layer: int | None
     relative_error: float
+    preconditioned_error: float
     cosine: float
     bias: float
     differing_choices: float
@@ -91,6 +96,7 @@ def gradient_errors(
     *,
     reference: str = FP32,
     other_tokens_BS1: Int[Tensor, "C S+1"] | Int[np.ndarray, "C S+1"] | None = None,
+    second_moments: Mapping[str, Float32[Tensor, "..."]] | None = None,
     num_draws: int = 8,
     device: str | torch.device | None = None,
     progress: Progress | None = None,
@@ -107,13 +113,15 @@ def gradient_errors(
         config: of the run that the state is from; its recipe, batch size and `compile` are of no effect.
         state: `LanguageModel.state_dict()`, router biases included.
         other_tokens_BS1: for ANOTHER_BATCH; None leaves that out.
+        second_moments: for the preconditioned errors: v of every parameter, by name, as `second_moments_of` reads it
+            from a checkpoint.
         num_draws: of each recipe that rounds stochastically.
         device: None is CUDA where there is a device.
 
     Raises:
         ConfigError: for a recipe that is not known, or that cannot have the model's sizes.
-        TypeError, ValueError: for tokens of another type, shape or range, a state of another model, no draws, a
-            reference that is not known, one whose gradient is not finite, or a device that is none.
+        TypeError, ValueError: for tokens of another type, shape or range, a state or second moments of another model,
+            no draws, a reference that is not known, one whose gradient is not finite, or a device that is none.
     """
     where = choose_device(device)
     config = replace(config, compile=False)
@@ -140,12 +148,13 @@ def gradient_errors(
         # 1. The reference, and the noise of the data.
         model = _model(replace(config, recipe="bf16" if reference == FP32 else reference), state, where, reference)
         places = _places(model)
+        divisors = None if second_moments is None else _divisors(model, second_moments)
         want = _pass(model, tokens)
         done(reference)
         if not all(gradient.isfinite().all() for gradient in want.gradients.values()):
             raise ValueError(f"the gradient of the reference {reference} is not finite: weights or loss are no numbers")
         if others is not None:
-            sums = _sums(_pass(model, others).gradients, want.gradients, places)
+            sums = _sums(_pass(model, others).gradients, want.gradients, places, divisors)
             no_choices = dict.fromkeys([None, *range(config.num_layers)], math.nan)
             rows += _rows(ANOTHER_BATCH, Choices.OWN, 1, [sums], [no_choices])
             done(ANOTHER_BATCH)
@@ -161,7 +170,7 @@ def gradient_errors(
                 for draw in range(draws[name]):
                     torch.default_generator.manual_seed(draw)
                     got = _pass(model, tokens, replayed)
-                    all_sums.append(_sums(got.gradients, want.gradients, places))
+                    all_sums.append(_sums(got.gradients, want.gradients, places, divisors))
                     all_differing.append(_differing(got.choices, want.choices, config.num_layers))
                     if draws[name] > 1:
                         for key, gradient in got.gradients.items():
@@ -171,9 +180,38 @@ def gradient_errors(
                 if total:
                     mean = {key: gradient.div_(draws[name]) for key, gradient in total.items()}
                     none = dict.fromkeys(all_differing[0], math.nan)
-                    rows += _rows(name, choices, draws[name], [_sums(mean, want.gradients, places)], [none])
+                    rows += _rows(name, choices, draws[name], [_sums(mean, want.gradients, places, divisors)], [none])
             del model
     return rows
+
+
+def second_moments_of(config: TrainConfig, checkpoint: Mapping[str, Any]) -> dict[str, Float32[Tensor, "..."]]:
+    """v / (1 - beta2**step) of every parameter, from what `run_folder.load_checkpoint` returns, where that has it.
+
+    Raises:
+        ValueError: if the checkpoint is of another model.
+    """
+    weights = checkpoint["model"]["norm.weight"]
+    model = _model(config, checkpoint["model"], weights.device)
+    optimizer = adamw(model, config)
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    correction = 1 - config.beta2 ** checkpoint["step"]
+    return {name: optimizer.state[weight]["exp_avg_sq"] / correction for name, weight in model.named_parameters()}
+
+
+def _divisors(model: LanguageModel, second_moments: Mapping[str, Tensor]) -> dict[str, Float32[Tensor, "..."]]:
+    """sqrt(v) + 1e-8 by parameter."""
+    divisors = {}
+    for name, weight in model.named_parameters():
+        if name not in second_moments:
+            raise ValueError(f"second_moments has nothing for {name}, needed a tensor for every parameter")
+        v = second_moments[name]
+        if v.shape != weight.shape:
+            raise ValueError(f"second_moments of {name} has shape {tuple(v.shape)}, needed {tuple(weight.shape)}")
+        if not (v >= 0).all():
+            raise ValueError(f"second_moments of {name} holds negative numbers or NaN")
+        divisors[name] = v.to(weight.device).sqrt() + _EPSILON
+    return divisors
 
 
 def _checked(name: str, tokens: Any, config: TrainConfig) -> Int[Tensor, "B S+1"]:
@@ -314,10 +352,16 @@ class _Sums:
     gg: float
     ee: float
     er: float
+    rr_divided: float = math.nan
+    ee_divided: float = math.nan
 
     @property
     def relative_error(self) -> float:
         return math.sqrt(self.ee / self.rr) if self.rr else math.nan
+
+    @property
+    def preconditioned_error(self) -> float:
+        return math.sqrt(self.ee_divided / self.rr_divided) if self.rr_divided else math.nan
 
     @property
     def cosine(self) -> float:
@@ -329,14 +373,20 @@ class _Sums:
 
 
 def _sums(
-    gradients: Mapping[str, Tensor], reference: Mapping[str, Tensor], places: Mapping[str, Sequence[_Place]]
+    gradients: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    places: Mapping[str, Sequence[_Place]],
+    divisors: Mapping[str, Tensor] | None,
 ) -> dict[_Place, _Sums]:
     """Sums by group and layer, in float64."""
     of_parameters = []
     for name in places:
         g, r = gradients[name].double(), reference[name].double()
         e = g - r
-        of_parameters.append(torch.stack([(r * r).sum(), (g * g).sum(), (e * e).sum(), (e * r).sum()]))
+        sums = [(r * r).sum(), (g * g).sum(), (e * e).sum(), (e * r).sum()]
+        if divisors is not None:
+            sums += [(x / divisors[name].double()).square().sum() for x in (r, e)]
+        of_parameters.append(torch.stack(sums))
     members: dict[_Place, list[list[float]]] = {}
     for values, places_of_parameter in zip(torch.stack(of_parameters).tolist(), places.values(), strict=True):
         for place in places_of_parameter:
@@ -374,6 +424,7 @@ def _rows(
             group,
             layer,
             relative_error=math.sqrt(_mean(s.relative_error**2 for s in of_draws)),
+            preconditioned_error=math.sqrt(_mean(s.preconditioned_error**2 for s in of_draws)),
             cosine=_mean(s.cosine for s in of_draws),
             bias=_mean(s.bias for s in of_draws),
             differing_choices=_mean(shares[layer] for shares in differing),

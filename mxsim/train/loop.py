@@ -65,7 +65,7 @@ def train(
     with deterministic(config), Interruption() as interruption:
         torch.manual_seed(config.seed)
         model = LanguageModel(config, device)
-        optimizer = _optimizer(model, config)
+        optimizer = adamw(model, config)
         first, losses, seconds_before = 0, [], 0.0
         state = run_folder.load_checkpoint(folder, device, config, corpus.sha256) if resume else None
         if state is not None:
@@ -201,8 +201,8 @@ def deterministic(config: TrainConfig) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = was_filling
 
 
-def _optimizer(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; norms do not decay."""
+def adamw(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
+    """Norms do not decay."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     vectors = [weight for weight in model.parameters() if weight.ndim <= 1]
     groups = [

@@ -254,6 +254,65 @@ def test_averaging_draws_leaves_little_more_than_what_is_not_drawn():
     assert averaged**2 == pytest.approx(fp8**2 + (one**2 - fp8**2) / 8, rel=0.3)
 
 
+def moments(seed=3):
+    """Positive numbers of very different size, of the shape of every parameter; some zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, weight in LanguageModel(CONFIG).named_parameters():
+        v = (10 * torch.randn(weight.shape, generator=generator) - 20).exp()
+        found[name] = torch.where(torch.rand(weight.shape, generator=generator) < 0.01, 0.0, v)
+    return found
+
+
+def test_preconditioned_errors_are_those_of_numpy():
+    v = moments()
+    rows = gradient_errors(CONFIG, STATE, tokens_of(), ["mxfp4"], reference="bf16", second_moments=v, device="cpu")
+    divisors = {name: np.sqrt(x.numpy().astype(np.float64)) + 1e-8 for name, x in v.items()}
+    want, got = ({name: g / divisors[name] for name, g in raw(recipe)[0].items()} for recipe in ("bf16", "mxfp4"))
+    own = [row for row in rows if row.choices is Choices.OWN]
+    for row in own:
+        error, *_ = figures(vector(got, row.group, row.layer), vector(want, row.group, row.layer))
+        assert row.preconditioned_error == pytest.approx(error, rel=1e-5)
+    assert len({row.preconditioned_error for row in own} & {row.relative_error for row in own}) == 0
+    without = gradient_errors(CONFIG, STATE, tokens_of(), ["mxfp4"], reference="bf16", device="cpu")
+    assert all(math.isnan(row.preconditioned_error) for row in without)
+    assert [row.relative_error for row in without] == [row.relative_error for row in rows]
+
+
+def test_draws_have_the_root_mean_square_of_their_preconditioned_errors():
+    v = moments()
+    rows = gradient_errors(
+        CONFIG, STATE, tokens_of(), [STOCHASTIC], reference="bf16", second_moments=v, num_draws=2, device="cpu"
+    )
+    divided = [
+        {name: g / (v[name].double().sqrt().numpy() + 1e-8) for name, g in found.items()}
+        for found in (raw("bf16")[0], raw(STOCHASTIC, seed=0)[0], raw(STOCHASTIC, seed=1)[0])
+    ]
+    r, *draws = (vector(found, Group.ALL, None) for found in divided)
+    errors = [figures(g, r)[0] for g in draws]
+    one, averaged = (
+        row.preconditioned_error
+        for row in rows
+        if (row.choices, row.group, row.layer) == (Choices.OWN, Group.ALL, None)
+    )
+    assert one == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-5)
+    assert averaged == pytest.approx(figures(np.mean(draws, axis=0), r)[0], rel=1e-5)
+
+
+def test_second_moments_are_the_checkpoints(trained):
+    """By the rule of AdamW's parameter groups: matrices first, in the model's order, then vectors."""
+    folder, text, config = trained
+    state = load_checkpoint(folder, torch.device("cpu"), config, load_corpus(text).sha256)
+    names = [name for name, _ in LanguageModel(config).named_parameters()]
+    found = gradients.second_moments_of(config, state)
+    assert list(found) == names
+    order = [n for n in names if state["model"][n].ndim > 1] + [n for n in names if state["model"][n].ndim <= 1]
+    for number, name in enumerate(order):
+        want = state["optimizer"]["state"][number]["exp_avg_sq"] / (1 - 0.95**4)
+        assert torch.equal(found[name], want)
+        assert want.any()
+
+
 def test_choices_of_the_reference_decide_who_gets_the_tokens():
     model = LanguageModel(replace(CONFIG, recipe="mxfp4"))
     model.load_state_dict(STATE)
@@ -340,6 +399,10 @@ def test_progress_counts_passes():
         ({"tokens_BS1": tokens_of()[0]}, ValueError, r"tokens_BS1 has shape \(17,\)"),
         ({"other_tokens_BS1": tokens_of() // 256 + 256}, ValueError, "other_tokens_BS1 has tokens from 256 to 256"),
         ({"other_tokens_BS1": tokens_of() // 256 - 1}, ValueError, "other_tokens_BS1 has tokens from -1 to"),
+        ({"second_moments": {}}, ValueError, "second_moments has nothing for embedding.weight"),
+        ({"second_moments": moments() | {"norm.weight": torch.ones(3)}}, ValueError, r"norm.weight has shape \(3,\)"),
+        ({"second_moments": moments() | {"norm.weight": -STATE["norm.weight"]}}, ValueError, "negative numbers or NaN"),
+        ({"second_moments": moments() | {"norm.weight": math.nan * STATE["norm.weight"]}}, ValueError, "or NaN"),
         ({"state": {}}, ValueError, "state is not of this configuration"),
         ({"state": STATE | {"norm.weight": STATE["norm.weight"] * math.nan}}, ValueError, "fp32 is not finite"),
     ],
@@ -395,8 +458,17 @@ def test_the_script_measures_a_checkpoint_on_the_batches_after_it(trained, tmp_p
     corpus = load_corpus(text)
     windows = Windows(corpus, config)
     tokens, others = (np.concatenate([windows.batch(s) for s in steps])[:6] for steps in ((5, 6), (7, 8)))
-    state = load_checkpoint(folder, torch.device("cpu"), config, corpus.sha256)["model"]
-    want = gradient_errors(config, state, tokens, recipes, other_tokens_BS1=others, num_draws=2, device="cpu")
+    state = load_checkpoint(folder, torch.device("cpu"), config, corpus.sha256)
+    want = gradient_errors(
+        config,
+        state["model"],
+        tokens,
+        recipes,
+        other_tokens_BS1=others,
+        second_moments=gradients.second_moments_of(config, state),
+        num_draws=2,
+        device="cpu",
+    )
     cells = [{key: None if value != value else value for key, value in vars(row).items()} for row in want]
     assert document["rows"] == cells
     assert (document["steps"], document["other_steps"], document["checkpoint_step"]) == ([5, 6], [7, 8], 4)
@@ -412,6 +484,7 @@ def test_the_script_measures_a_checkpoint_on_the_batches_after_it(trained, tmp_p
                 if line.startswith(row.recipe) and f" {100 * row.relative_error:.2f} " in line
             ]
             assert f"{row.cosine:.5f}" in line
+            assert f" {100 * row.preconditioned_error:.2f} " in line
 
 
 def script():
