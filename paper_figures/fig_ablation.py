@@ -301,7 +301,8 @@ EXHIBIT = Exhibit(
     "noise, which only FP4 gradients leave clearly; the error of the weight gradient, largest by FLOOR; its bias.",
     hardware="one H200, three runs at a time; 248 M parameters (50 M active), 26 M tokens a run",
     note="Two seeds of 400 steps resolve a difference of 0.6 %: RCEIL and stochastic rounding (+0.7 %) are at that "
-    "limit and not told from noise. The gradient's error, of one set of weights, does not predict the loss: FLOOR has "
-    "the largest error and no loss, FP4 gradients add little error and cost most; why, these data do not show.",
+    "limit and not told from noise. The gradient's error, of one set of weights, does not predict the loss: FLOOR "
+    "errs the most and costs nothing that is seen, FP4 gradients add little error and cost most; why, these data do "
+    "not show.",
     measured=Measured(("train", "--preset", "h200"), by_hand="28 runs on an H200, half an hour in all"),
 )

@@ -363,12 +363,10 @@ def test_the_picture_has_a_row_for_each_recipe_and_the_band_of_noise():
     assert len(labels) == len(ANSWERS) + len(QUESTIONS) - 1
     places = dict(zip(labels, losses.get_yticks(), strict=True))
     assert len(places) == len(labels)
-    for recipe, answer in ANSWERS.items():
-        place = places["MXFP4, as in brackets"] if recipe == "mxfp4" else None
-        if place is None and recipe != "mxfp4-gradients":
-            place = places[answer]
-        if place is None:
-            continue
+    places_of_recipes = {
+        recipe: places["MXFP4, as in brackets" if recipe == "mxfp4" else answer] for recipe, answer in ANSWERS.items()
+    }
+    for recipe, place in places_of_recipes.items():
         for axes, quantity in ((errors, "gradient error"), (biases, "gradient bias")):
             (bar,) = (bar for bar in axes.patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(place))
             assert bar.get_width() == pytest.approx(of_gradient(recipe, quantity))
@@ -379,6 +377,16 @@ def test_the_picture_has_a_row_for_each_recipe_and_the_band_of_noise():
                 if line.get_marker() in ("o", "|") and line.get_ydata()[0] == pytest.approx(place)
             }
             assert dots == {deviation(recipe, seed) for seed in (*SEEDS, "mean")}
+    for axes, marker, recipes, where in (
+        (errors, "o", ANSWERS, {"choices": "reference"}),
+        (errors, "d", STOCHASTIC, {"num_draws": 8}),
+        (biases, "<", ANSWERS, {"quantity": "gradient bias", "of": "routed w1"}),
+        (biases, "s", ANSWERS, {"quantity": "gradient bias", "of": "routed w2"}),
+        (biases, "x", ANSWERS, {"quantity": "gradient bias", "of": "attention"}),
+    ):
+        (line,) = (line for line in axes.lines if line.get_marker() == marker)
+        want = [(of_gradient(recipe, **where), places_of_recipes[recipe]) for recipe in recipes]
+        assert line.get_xydata().tolist() == [list(pair) for pair in want]
     (band,) = losses.patches
     assert band.get_x() == -band.get_width() / 2
     noise = deviation("pooled", "all", "standard deviation of a seed")
@@ -391,10 +399,8 @@ def test_the_table_of_the_readme():
     assert "26 M tokens a run" in text
     assert "standard deviation of 0.45 %" in text
     assert "two standard errors of a mean are 0.64 %" in text
-    lines = [
-        [cell.strip() for cell in line.strip("| \n").split(" | ")] for line in text.splitlines() if line[:1] == "|"
-    ]
-    lines = {label: cells for label, *cells in lines[2:]}
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    lines = {label: cells for label, *cells in rows[2:]}
     assert len(lines) == len(ANSWERS)
     assert lines["MXFP4"] == ["+0.32 %", "-0.08 %", "+0.12 %", "22.7 %", "-0.03 %"]
     assert lines["scale rule: FLOOR"] == ["-0.11 %", "-0.19 %", "-0.15 %", "34.5 %", "+2.31 %"]
