@@ -96,8 +96,10 @@ class Run:
         return float(norms.mean())
 
 
-def compute(folder: Path = DATA, *, runs: Path = RUNS, gradients: Path = GRADIENTS) -> pd.DataFrame:
+def compute(folder: Path = DATA, *, measured: Path = RUNS, gradients: Path = GRADIENTS) -> pd.DataFrame:
     """A row for each figure of a recipe: nats a byte, dB, and percent for all others.
+
+    measured: holds a folder for each run, as `mxsim train` writes it. gradients: what benchmarks/gradient_error.py writes.
 
     seed: of the run; "mean" over the seeds. of: what a figure is of: the loss, a stored activation or a group of
     parameters, "all" of them. choices: who chose the experts of a gradient. num_draws: gradients averaged.
@@ -106,17 +108,17 @@ def compute(folder: Path = DATA, *, runs: Path = RUNS, gradients: Path = GRADIEN
         NotMeasured: without the runs or the gradients.
         ValueError: for recipes that are not those of QUESTIONS, without BF16, or trained unlike it.
     """
-    if not gradients.exists() or not any(runs.glob("*/run.json")):
+    if not gradients.exists() or not any(measured.glob("*/run.json")):
         raise NotMeasured(
-            f"{runs.name} or {gradients.name} is not in {gradients.parent.name}; on a GPU: mxsim train --recipe R "
+            f"{measured.name} or {gradients.name} is not in {gradients.parent.name}; on a GPU: mxsim train --recipe R "
             "--seed S, benchmarks/gradient_error.py"
         )
-    found = _read_runs(runs)
-    measured = json.loads(gradients.read_text(encoding="utf-8"))
-    for name, recipes in (("runs", {recipe for recipe, _ in found}), ("gradients", set(measured["recipes"]))):
+    found = _read_runs(measured)
+    document = json.loads(gradients.read_text(encoding="utf-8"))
+    for name, recipes in (("runs", {recipe for recipe, _ in found}), ("gradients", set(document["recipes"]))):
         if recipes != set(ANSWERS):
             raise ValueError(f"compute: {name} are of the recipes {sorted(recipes)}, needed {sorted(ANSWERS)}")
-    rows = [*_rows_of_runs(found), *_rows_of_gradients(measured)]
+    rows = [*_rows_of_runs(found), *_rows_of_gradients(document)]
     names = {recipe: (question, answer) for question, (_, of) in QUESTIONS.items() for recipe, answer in of.items()}
     names |= {"pooled": ("noise of the loss", "FP8 gradients"), "another batch": ("noise of the data", "another batch")}
     order = list(names)

@@ -420,7 +420,7 @@ def runs(tmp_path):
 
 
 def test_what_is_not_measured_is_said(tmp_path):
-    for lacking in ({"runs": tmp_path / "none"}, {"gradients": tmp_path / "none.json"}):
+    for lacking in ({"measured": tmp_path / "none"}, {"gradients": tmp_path / "none.json"}):
         with pytest.raises(NotMeasured, match=r"mxsim train --recipe R .*gradient_error\.py"):
             compute(tmp_path, **lacking)
 
@@ -428,14 +428,14 @@ def test_what_is_not_measured_is_said(tmp_path):
 def test_runs_without_bf16_are_refused(tmp_path, runs):
     shutil.rmtree(runs / "bf16-seed1")
     with pytest.raises(ValueError, match="has a run of seed 1, and BF16 has none"):
-        compute(tmp_path, runs=runs)
+        compute(tmp_path, measured=runs)
 
 
 def test_runs_of_other_recipes_are_refused(tmp_path, runs):
     for seed in SEEDS:
         shutil.rmtree(runs / f"mxfp4-rceil-seed{seed}")
     with pytest.raises(ValueError, match="compute: runs are of the recipes"):
-        compute(tmp_path, runs=runs)
+        compute(tmp_path, measured=runs)
 
 
 @pytest.mark.parametrize(("place", "value"), [(("config", "steps"), 500), (("status",), "interrupted")])
@@ -448,7 +448,7 @@ def test_runs_that_were_trained_otherwise_are_refused(tmp_path, runs, place, val
     inner[place[-1]] = value
     path.write_text(json.dumps(document))
     with pytest.raises(ValueError, match="the run of fp8, seed 1, was not trained as BF16's, or not to its end"):
-        compute(tmp_path, runs=runs)
+        compute(tmp_path, measured=runs)
 
 
 def test_pooled_deviation():
