@@ -99,7 +99,7 @@ class Run:
 def compute(folder: Path = DATA, *, measured: Path = RUNS, gradients: Path = GRADIENTS) -> pd.DataFrame:
     """A row for each figure of a recipe: nats a byte, dB, and percent for all others.
 
-    measured: holds a folder for each run, as `mxsim train` writes it. gradients: what benchmarks/gradient_error.py writes.
+    measured: holds a folder for each run, as `mxsim train` writes it. gradients: of benchmarks/gradient_error.py.
 
     seed: of the run; "mean" over the seeds. of: what a figure is of: the loss, a stored activation or a group of
     parameters, "all" of them. choices: who chose the experts of a gradient. num_draws: gradients averaged.
