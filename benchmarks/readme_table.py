@@ -1,5 +1,6 @@
-"""The README's measured tables from benchmarks/results: python benchmarks/readme_table.py [moe | ep | train]."""
+"""The README's tables of what was measured: python benchmarks/readme_table.py [moe | ep | train | ablation]."""
 
+import csv
 import json
 import sys
 from collections.abc import Iterable
@@ -40,6 +41,8 @@ MOE_PARTS = [
 
 
 TRAIN_RESULTS = RESULTS / "train_h200"
+ABLATION_RESULTS = RESULTS / "ablation_h200"
+ABLATION = RESULTS.parents[1] / "paper_figures/data/ablation.csv"  # paper_figures/fig_ablation.py computes it
 
 
 def load(name: str) -> Any:
@@ -248,6 +251,44 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
+def ablation_table(path: Path, folder: Path) -> str:
+    """Markdown of the table of the exhibit; folder: of its runs."""
+    run = json.loads((folder / "mxfp4-seed0" / "run.json").read_text())
+    made, config = run["provenance"], run["config"]
+    tokens = config["steps"] * config["batch_size"] * config["sequence_length"]
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def percent(recipe: str, quantity: str, seed: str = "0", *, of: str = "all", num_draws: str = "1") -> float:
+        wanted = {"recipe": recipe, "quantity": quantity, "seed": seed, "of": of, "num_draws": num_draws}
+        (value,) = (r["value"] for r in rows if wanted.items() <= r.items() and r["choices"] != "reference")
+        return float(value)
+
+    draws = {r["recipe"]: r["num_draws"] for r in rows if r["num_draws"] != "1"}
+    (noise,) = (float(r["value"]) for r in rows if r["quantity"] == "standard deviation of a seed")
+    lines = [
+        f"{_machine(made)}, {made['date'][:10]}; {run['num_parameters'] / 1e6:.0f} M parameters, "
+        f"{tokens / 1e6:.0f} M tokens a run, two seeds of each recipe. `{made['command']}`, and so on; "
+        "`benchmarks/gradient_error.py`. Noise: a seed's deviation of the loss has a standard deviation of "
+        f"{noise:.2f} % around its recipe's mean, two standard errors of a mean are {2 * noise / 2**0.5:.2f} %.",
+        "",
+        "| recipe | validation loss against BF16: seed 0 | seed 1 | mean | gradient's error against FP32 | its bias |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for recipe, (question, answer) in {r["recipe"]: (r["question"], r["answer"]) for r in rows}.items():
+        if question.startswith("noise"):
+            continue
+        label = answer if question == "presets" else f"{question}: {answer}"
+        losses = [percent(recipe, "validation loss deviation", seed, of="loss") for seed in ("0", "1", "mean")]
+        cells = ["", "", ""] if recipe == "bf16" else [f"{value:+.2f} %" for value in losses]
+        error = f"{percent(recipe, 'gradient error'):.1f} %"
+        if recipe in draws:
+            mean = percent(recipe, "gradient error", num_draws=draws[recipe])
+            error += f" (mean of {draws[recipe]} draws: {mean:.1f} %)"
+        lines.append(f"| {' | '.join([label, *cells, error])} | {percent(recipe, 'gradient bias'):+.2f} % |")
+    return "\n".join(lines)
+
+
 _VERDICTS = {"aim": "aim reached", "reached": "reached", "missed": "missed"}
 
 
@@ -276,5 +317,7 @@ if __name__ == "__main__":
         print(ep_table(json.loads(EP_RESULTS.read_text())))
     elif sys.argv[1:] == ["train"]:
         print(train_table(TRAIN_RESULTS))
+    elif sys.argv[1:] == ["ablation"]:
+        print(ablation_table(ABLATION, ABLATION_RESULTS))
     else:
         print(table())

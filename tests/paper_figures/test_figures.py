@@ -17,6 +17,7 @@ from mxsim.blocks import MXFP4, ScaleRule, count_inexact, fp4_row_to_fp8_col, fp
 from mxsim.formats import FORMATS, decode
 from paper_figures import (
     fig5_loss_curves,
+    fig_ablation,
     fig_accumulation,
     fig_dispatch,
     fig_error_decomposition,
@@ -39,6 +40,7 @@ from paper_figures.files import DATA, real_tensors
 # Figures of what was measured on GPUs: where that result is not there yet, neither is their table.
 MEASURED = {"dispatch": fig_dispatch.MEASURED}
 COLUMNS = {
+    "ablation": list(fig_ablation.COLUMNS),
     "accumulation": [
         "data",
         "k",
@@ -100,6 +102,7 @@ COLUMNS = {
 }
 CHEAP = [  # computed whole in a second or two
     fig5_loss_curves,
+    fig_ablation,
     fig_format_spacing,
     fig_fused_kernels,
     fig_kernel_ceiling,
