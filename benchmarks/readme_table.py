@@ -279,6 +279,7 @@ def ablation_table(path: Path, folder: Path) -> str:
         if question.startswith("noise"):
             continue
         label = answer if question == "presets" else f"{question}: {answer}"
+        label += " alone" if question.startswith("stored") else ""
         losses = [percent(recipe, "validation loss deviation", seed, of="loss") for seed in ("0", "1", "mean")]
         cells = ["", "", ""] if recipe == "bf16" else [f"{value:+.2f} %" for value in losses]
         error = f"{percent(recipe, 'gradient error'):.1f} %"

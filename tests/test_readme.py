@@ -74,6 +74,15 @@ def test_the_table_of_the_loss_curves_is_that_of_the_runs():
     assert table.strip() in README
 
 
+def test_the_table_of_the_ablation_is_that_of_the_exhibit():
+    command = [sys.executable, str(ROOT / "benchmarks/readme_table.py"), "ablation"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table.strip() in README
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 14
+    assert set(rows) <= set((ROOT / "benchmarks/results/train_h200.md").read_text().splitlines())
+
+
 def rows_of(topic, **chosen):
     with (ROOT / "paper_figures/data" / f"{topic}.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if all(row[name] == value for name, value in chosen.items())]
