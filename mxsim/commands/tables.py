@@ -100,7 +100,7 @@ def _table(
         header = "\n".join(wrap(columns[i].header, header_widths[i], break_long_words=False))
         table.add_column(header, justify=columns[i].justify, no_wrap=True)
     for row in rows:
-        table.add_row(*(row[i] for i in shown))
+        table.add_row(*(Text(cell) if isinstance(cell := row[i], str) else cell for i in shown))  # no markup
     return table
 
 

@@ -107,3 +107,10 @@ def test_a_table_that_no_width_suits_is_whole_all_the_same(width):
         "mxfp4-gradients-stochastic 12.33      4.57",
         "of a style of its own               日本語",
     ]
+
+
+def test_brackets_are_text():
+    assert printed(80, [Column("tensor", "left"), Column("dB")], [["w[bold]x[/bold] [/]", "1"]]) == [
+        "tensor               dB",
+        "w[bold]x[/bold] [/]   1",
+    ]
