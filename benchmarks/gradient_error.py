@@ -11,6 +11,7 @@ the figures are.
 import argparse
 import json
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -73,8 +74,8 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
     step, weights, second_moments = state["step"], state["model"], second_moments_of(config, state)
     del state  # the optimizer's is larger than the weights
     num_tokens = config.tokens_per_step if arguments.tokens is None else arguments.tokens
-    if num_tokens < 1:
-        raise BadInput(f"--tokens is {num_tokens}, needed 1 or more")
+    if not 1 <= num_tokens <= corpus.train.size:
+        raise BadInput(f"--tokens is {num_tokens}, needed 1 to {corpus.train.size}, the training text's")
     num_sequences = -(-num_tokens // config.sequence_length)
     tokens, steps = batches(windows, step + 1, num_sequences, config.batch_size)
     others, other_steps = batches(windows, steps[-1] + 1, num_sequences, config.batch_size)
@@ -146,7 +147,7 @@ def print_tables(console: Console, document: dict[str, Any]) -> None:
         f"step {document['checkpoint_step']:,}",
         [*_LABELS, *(Column(name) for name in ("error", "AdamW's", "cosine", "bias", "other", "error*", "bias*"))],
         lines,
-        note="error: |g - r| / |r|; AdamW's: of g and r divided by sqrt(v) + 1e-8, as the optimizer does\n"
+        note="error: |g - r| / |r|; AdamW's: of the steps that AdamW makes of g and r\n"
         "bias: <g, r> / |r|^2 - 1; of: draws that are averaged\n"
         "other: choices of experts that are not the reference's; *: with its choices",
     )
@@ -208,6 +209,9 @@ def main() -> None:
     except (BadInput, ValueError) as error:
         print(f"gradient_error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("gradient_error: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     print_tables(console, document)
 
 

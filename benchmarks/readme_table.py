@@ -265,12 +265,12 @@ def ablation_table(path: Path, folder: Path) -> str:
         return float(value)
 
     draws = {r["recipe"]: r["num_draws"] for r in rows if r["num_draws"] != "1"}
-    (noise,) = (float(r["value"]) for r in rows if r["quantity"] == "standard deviation of a seed")
+    (noise,) = (float(r["value"]) for r in rows if r["quantity"] == "standard deviation of a run")
     lines = [
         f"{_machine(made)}, {made['date'][:10]}; {run['num_parameters'] / 1e6:.0f} M parameters, "
         f"{tokens / 1e6:.0f} M tokens a run, two seeds of each recipe. `{made['command']}`, and so on; "
-        "`benchmarks/gradient_error.py`. Noise: a seed's deviation of the loss has a standard deviation of "
-        f"{noise:.2f} % around its recipe's mean, two standard errors of a mean are {2 * noise / 2**0.5:.2f} %.",
+        f"`benchmarks/gradient_error.py`. Noise: a run's loss has a standard deviation of {noise:.2f} % around what "
+        f"its recipe and its seed have in common, two standard errors of a mean against BF16 are {2 * noise:.2f} %.",
         "",
         "| recipe | validation loss against BF16: seed 0 | seed 1 | mean | gradient's error against FP32 | its bias |",
         "| --- | --- | --- | --- | --- | --- |",

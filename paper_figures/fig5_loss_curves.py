@@ -3,9 +3,9 @@
 Mean validation loss over the last 5 % of the steps against BF16 of the same seed, mean of three seeds: FP8 -0.07 %
 (-0.53 to +0.37), MXFP4 +0.34 % (-0.01 to +0.65); the paper, at 16 B parameters and 160 B tokens: +0.29 % and +0.61 %.
 The yardstick is the band: the largest difference between two of BF16's three seeds, 0.48 %, drawn to both sides of 0.
-Both means are inside it, and each is less than two standard errors (0.26 %, 0.19 %) from 0. So neither recipe can be
-told from BF16, nor from the paper's deviation: with seeds that scatter by 0.39 % (standard deviation) it takes seven
-for two standard errors to be 0.3 %.
+Both means are inside it, and each is less than two standard errors (0.26 %, 0.19 %) from 0, where with three seeds a
+95 % interval is 4.3 to either side. So neither recipe can be told from BF16, nor from the paper's deviation: with seeds
+that scatter by 0.39 % (standard deviation) it takes seven for two standard errors to be 0.3 %.
 
 A seed decides the initial weights and the order of the text; FP8 and MXFP4 share both with the BF16 that they are
 compared with, the seeds of BF16 neither. That helps little: by the end they are as far from it as its seeds are from

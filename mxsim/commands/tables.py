@@ -8,6 +8,7 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -26,16 +27,18 @@ class Column:
 def print_table(
     console: Console, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], note: str = ""
 ) -> None:
-    """Print a title, the table, and a note beneath it."""
+    """Print a title, the table, and a note beneath it. Where no table fits, the terminal wraps its lines."""
     console.print()
     console.print(title, style="bold", soft_wrap=True)
-    console.print(fitted_table(console, columns, list(rows)))
+    table = fitted_table(console, columns, list(rows))
+    options = console.options.update(max_width=max(console.width, _width_of(console, table)))
+    console.print(Segments(console.render(table, options)), soft_wrap=True, end="")
     if note:
         console.print(note, style="dim")
 
 
 def fitted_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """The first of these that fits the console, so that nothing is cut.
+    """The first of these that fits the console, or the last, so that nothing is cut.
 
     Wide gaps; narrow ones; without the last optional column, and so on; headers of several lines, and text, the widest
     column first; headers of as many lines as they have words.
@@ -43,13 +46,12 @@ def fitted_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
     cells = [list(row) for row in rows]
     widths = [max([1, *(_width(row[i]) for row in cells)]) for i in range(len(columns))]
     shown = list(range(len(columns)))
-    unlimited = console.options.update(max_width=10_000)
 
     def table(gap: int, header_width: int) -> Table:
         return _table(columns, cells, shown, gap, [max(width, header_width) for width in widths])
 
     def excess(table: Table) -> int:
-        return Measurement.get(console, unlimited, table).maximum - console.width
+        return _width_of(console, table) - console.width
 
     found = table(2, console.width)
     if excess(found) > 0:
@@ -69,6 +71,10 @@ def fitted_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
                     row[i] = _in_lines(source[i], widths[i])
         found = table(1, header_width)
     return found
+
+
+def _width_of(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
 def _in_lines(cell: str | Text, width: int) -> str | Text:
@@ -94,7 +100,7 @@ def _table(
         header = "\n".join(wrap(columns[i].header, header_widths[i], break_long_words=False))
         table.add_column(header, justify=columns[i].justify, no_wrap=True)
     for row in rows:
-        table.add_row(*(row[i] for i in shown))
+        table.add_row(*(Text(cell) if isinstance(cell := row[i], str) else cell for i in shown))  # no markup
     return table
 
 

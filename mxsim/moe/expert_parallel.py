@@ -141,14 +141,17 @@ class ExpertParallel(RoutedLayer):
         Raises:
             RuntimeError: if another rank fails or does not come within the group's timeout.
             TypeError: for weights whose dtype the recipe does not take.
+            ValueError: for choices of more or fewer tokens than there are.
         """
         experts = self.experts
         check_weights("ExpertParallel", self.recipe, w1=experts.w1, w2=experts.w2)
+        x, scales, anchor = source if isinstance(source, Fp4Tokens) else (source, None, None)
+        if topk_ids_TK.shape[:1] != x.shape[:1]:
+            raise ValueError(f"ExpertParallel: topk_ids has shape {tuple(topk_ids_TK.shape)}, needed {len(x)} rows")
         route = Route.plan(topk_ids_TK, self.num_experts, self.process_group, self.num_chunks)
         if self.training:
             self.num_routed_E += route.permutation.group_sizes_E.view(self.num_chunks, -1).sum(0)  # chunks, experts
         fp8 = self.recipe.compute is Compute.FP8
-        x, scales, anchor = source if isinstance(source, Fp4Tokens) else (source, None, None)
         weights = (experts.w1, experts.w2) if fp8 else (experts.w1.to(x.dtype), experts.w2.to(x.dtype))
         cache = experts.fp8_weights
         operands = (*cache.get("w1", experts.w1), *cache.get("w2", experts.w2)) if fp8 else ()

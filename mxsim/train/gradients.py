@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -65,15 +65,16 @@ class GradientError:
             draws: the root mean square of their errors, the means of their cosines, biases and choices.
         layer: None is all layers, embedding and head included.
         relative_error: |g - r| / |r|.
-        preconditioned_error: |(g - r) / d| / |r / d| with d = sqrt(v) + 1e-8 by element, v AdamW's second moment. The
-            optimizer divides by d, so that this is the error of what it adds to its step; small gradients count as much
-            as large ones. NaN where v is not known.
+        preconditioned_error: |u(g) - u(r)| / |u(r)| of what AdamW makes of either gradient x, clipped, before momentum:
+            u(x) = x / (sqrt(beta2 v + (1 - beta2) x**2) + 1e-8) by element, v the second moment before the step.
+            Small gradients count as much as large ones, but none for more than 1 / sqrt(1 - beta2), also where v says
+            that there has been no gradient for long, as for rare tokens. NaN where v is not known.
         cosine: <g, r> / (|g| |r|).
         bias: <g, r> / |r|**2 - 1, the share by which g is longer along r; negative where it shrinks.
         differing_choices: share of a token's K experts that are not among the reference's, over the layer's or all
             layers' tokens. NaN where there are no routers, for other tokens, and for a mean of gradients.
 
-    All four are NaN where r is zero.
+    Errors, cosine and bias are NaN where r is zero.
     """
 
     recipe: str
@@ -125,11 +126,13 @@ def gradient_errors(
     """
     where = choose_device(device)
     config = replace(config, compile=False)
+    if isinstance(recipes, str):
+        raise TypeError(f"recipes is the string {recipes!r}, needed names")
     configs = {name: replace(config, recipe=name) for name in recipes}
     if reference not in (known := [FP32, *(name for name in RECIPES if not _is_stochastic(name))]):
         raise ValueError(f"reference is {reference!r}, needed one of {', '.join(known)}")
-    if num_draws < 1:
-        raise ValueError(f"num_draws is {num_draws}, needed 1 or more")
+    if type(num_draws) is not int or num_draws < 1:
+        raise ValueError(f"num_draws is {num_draws!r}, needed an integer of 1 or more")
     tokens = _checked("tokens_BS1", tokens_BS1, config).to(where)
     others = None if other_tokens_BS1 is None else _checked("other_tokens_BS1", other_tokens_BS1, config).to(where)
 
@@ -144,17 +147,21 @@ def gradient_errors(
             progress(num_done, num_passes, name)
 
     rows: list[GradientError] = []
-    with deterministic(config), torch.random.fork_rng([where] if where.type == "cuda" else []):
+    with (
+        deterministic(config),
+        torch.enable_grad(),
+        torch.random.fork_rng([where] if where.type == "cuda" else []),
+    ):
         # 1. The reference, and the noise of the data.
         model = _model(replace(config, recipe="bf16" if reference == FP32 else reference), state, where, reference)
         places = _places(model)
-        divisors = None if second_moments is None else _divisors(model, second_moments)
+        optimizer = None if second_moments is None else _AdamW.of(model, second_moments, config)
         want = _pass(model, tokens)
         done(reference)
         if not all(gradient.isfinite().all() for gradient in want.gradients.values()):
             raise ValueError(f"the gradient of the reference {reference} is not finite: weights or loss are no numbers")
         if others is not None:
-            sums = _sums(_pass(model, others).gradients, want.gradients, places, divisors)
+            sums = _sums(_pass(model, others).gradients, want.gradients, places, optimizer)
             no_choices = dict.fromkeys([None, *range(config.num_layers)], math.nan)
             rows += _rows(ANOTHER_BATCH, Choices.OWN, 1, [sums], [no_choices])
             done(ANOTHER_BATCH)
@@ -170,7 +177,7 @@ def gradient_errors(
                 for draw in range(draws[name]):
                     torch.default_generator.manual_seed(draw)
                     got = _pass(model, tokens, replayed)
-                    all_sums.append(_sums(got.gradients, want.gradients, places, divisors))
+                    all_sums.append(_sums(got.gradients, want.gradients, places, optimizer))
                     all_differing.append(_differing(got.choices, want.choices, config.num_layers))
                     if draws[name] > 1:
                         for key, gradient in got.gradients.items():
@@ -180,7 +187,7 @@ def gradient_errors(
                 if total:
                     mean = {key: gradient.div_(draws[name]) for key, gradient in total.items()}
                     none = dict.fromkeys(all_differing[0], math.nan)
-                    rows += _rows(name, choices, draws[name], [_sums(mean, want.gradients, places, divisors)], [none])
+                    rows += _rows(name, choices, draws[name], [_sums(mean, want.gradients, places, optimizer)], [none])
             del model
     return rows
 
@@ -197,21 +204,6 @@ def second_moments_of(config: TrainConfig, checkpoint: Mapping[str, Any]) -> dic
     optimizer.load_state_dict(checkpoint["optimizer"])
     correction = 1 - config.beta2 ** checkpoint["step"]
     return {name: optimizer.state[weight]["exp_avg_sq"] / correction for name, weight in model.named_parameters()}
-
-
-def _divisors(model: LanguageModel, second_moments: Mapping[str, Tensor]) -> dict[str, Float32[Tensor, "..."]]:
-    """sqrt(v) + 1e-8 by parameter."""
-    divisors = {}
-    for name, weight in model.named_parameters():
-        if name not in second_moments:
-            raise ValueError(f"second_moments has nothing for {name}, needed a tensor for every parameter")
-        v = second_moments[name]
-        if v.shape != weight.shape:
-            raise ValueError(f"second_moments of {name} has shape {tuple(v.shape)}, needed {tuple(weight.shape)}")
-        if not (v >= 0).all():
-            raise ValueError(f"second_moments of {name} holds negative numbers or NaN")
-        divisors[name] = v.to(weight.device).sqrt() + _EPSILON
-    return divisors
 
 
 def _checked(name: str, tokens: Any, config: TrainConfig) -> Int[Tensor, "B S+1"]:
@@ -345,6 +337,40 @@ def _group(name: str, *, is_dense: bool) -> Group:
 
 
 @dataclass(frozen=True)
+class _AdamW:
+    """What the optimizer makes of a gradient, before its momentum."""
+
+    second_moments: dict[str, Float32[Tensor, "..."]]
+    beta2: float
+    max_grad_norm: float
+
+    @staticmethod
+    def of(model: LanguageModel, second_moments: Mapping[str, Tensor], config: TrainConfig) -> "_AdamW":
+        found = {}
+        for name, weight in model.named_parameters():
+            if name not in second_moments:
+                raise ValueError(f"second_moments has nothing for {name}, needed a tensor for every parameter")
+            v = second_moments[name]
+            if not isinstance(v, Tensor) or not v.is_floating_point() or v.is_meta:
+                raise TypeError(f"second_moments of {name} is no tensor of floating-point numbers")
+            if v.shape != weight.shape:
+                raise ValueError(f"second_moments of {name} has shape {tuple(v.shape)}, needed {tuple(weight.shape)}")
+            if not ((v >= 0) & v.isfinite()).all():
+                raise ValueError(f"second_moments of {name} holds negative or infinite numbers or NaN")
+            found[name] = v.to(weight.device)
+        return _AdamW(found, config.beta2, config.max_grad_norm)
+
+    def clipping(self, gradients: Mapping[str, Tensor]) -> float:
+        """The factor, as `clip_grad_norm_` has it."""
+        squares = [gradient.double().square().sum() for gradient in gradients.values()]
+        return min(1.0, self.max_grad_norm / (float(torch.stack(squares).sum().sqrt()) + 1e-6))
+
+    def step(self, name: str, clipped: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+        v = self.beta2 * self.second_moments[name].double() + (1 - self.beta2) * clipped.square()
+        return clipped / (v.sqrt() + _EPSILON)
+
+
+@dataclass(frozen=True)
 class _Sums:
     """Of squares and products over elements; e = g - r."""
 
@@ -352,8 +378,8 @@ class _Sums:
     gg: float
     ee: float
     er: float
-    rr_divided: float = math.nan
-    ee_divided: float = math.nan
+    rr_of_steps: float = math.nan  # r and e of AdamW's steps
+    ee_of_steps: float = math.nan
 
     @property
     def relative_error(self) -> float:
@@ -361,7 +387,7 @@ class _Sums:
 
     @property
     def preconditioned_error(self) -> float:
-        return math.sqrt(self.ee_divided / self.rr_divided) if self.rr_divided else math.nan
+        return math.sqrt(self.ee_of_steps / self.rr_of_steps) if self.rr_of_steps else math.nan
 
     @property
     def cosine(self) -> float:
@@ -376,16 +402,19 @@ def _sums(
     gradients: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     places: Mapping[str, Sequence[_Place]],
-    divisors: Mapping[str, Tensor] | None,
+    optimizer: _AdamW | None,
 ) -> dict[_Place, _Sums]:
     """Sums by group and layer, in float64."""
+    if optimizer is not None:
+        g_clipping, r_clipping = optimizer.clipping(gradients), optimizer.clipping(reference)
     of_parameters = []
     for name in places:
         g, r = gradients[name].double(), reference[name].double()
         e = g - r
         sums = [(r * r).sum(), (g * g).sum(), (e * e).sum(), (e * r).sum()]
-        if divisors is not None:
-            sums += [(x / divisors[name].double()).square().sum() for x in (r, e)]
+        if optimizer is not None:
+            step = optimizer.step(name, r * r_clipping)
+            sums += [step.square().sum(), (optimizer.step(name, g * g_clipping) - step).square().sum()]
         of_parameters.append(torch.stack(sums))
     members: dict[_Place, list[list[float]]] = {}
     for values, places_of_parameter in zip(torch.stack(of_parameters).tolist(), places.values(), strict=True):

@@ -2,14 +2,13 @@
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 import mxsim
@@ -132,21 +131,7 @@ class Report:
 
 def _parts(report: Report) -> Iterator[Any]:
     yield Text(f"{report.candidate} on {report.device} against {report.against}, {report.size}", style="bold")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for header in ("cases", "elements", "mismatches", "seconds"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("")
-    for op in report.ops:
-        table.add_row(
-            op.op,
-            f"{op.num_cases}",
-            f"{op.num_elements:,}",
-            f"{op.num_mismatches:,}",
-            f"{op.seconds + op.reference_seconds:.1f}",
-            Text("equal", "green") if op.ok else Text("DIFFERS" if op.num_cases else "no case", "red"),
-        )
-    yield table
+    yield from _table(report.ops)
     for op in report.ops:
         yield from _details(op)
     if report.note:
@@ -154,6 +139,22 @@ def _parts(report: Report) -> Iterator[Any]:
     verdict = "equal bit for bit" if report.ok else f"{report.num_mismatches:,} mismatches"
     total = f"{report.num_elements:,} elements compared in {report.seconds:.1f} s: {verdict}"
     yield Text(total, "green" if report.ok else "red")
+
+
+def _table(ops: Sequence[OpReport]) -> Iterator[Text]:
+    """Lines as wide as they need: a narrow terminal wraps them, and no number is cut."""
+    rows = [("op", "cases", "elements", "mismatches", "seconds")]
+    for op in ops:
+        seconds = f"{op.seconds + op.reference_seconds:.1f}"
+        rows.append((op.op, f"{op.num_cases}", f"{op.num_elements:,}", f"{op.num_mismatches:,}", seconds))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    verdicts = [
+        Text("equal", "green") if op.ok else Text("DIFFERS" if op.num_cases else "no case", "red") for op in ops
+    ]
+    for (name, *numbers), verdict in zip(rows, [Text(), *verdicts], strict=True):
+        cells = [name.ljust(widths[0]), *(n.rjust(width) for n, width in zip(numbers, widths[1:], strict=True))]
+        line = Text("  ".join(cells), "" if verdict else "dim")
+        yield line.append("  ").append_text(verdict) if verdict else line
 
 
 def _details(op: OpReport) -> Iterator[Any]:

@@ -96,3 +96,21 @@ def test_the_last_optional_column_goes_first():
 
 def test_a_table_without_rows():
     assert printed(80, rows=[]) == ["  kept for backward  rate  spread"]
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 40])
+def test_a_table_that_no_width_suits_is_whole_all_the_same(width):
+    columns = [Column("recipe", "left"), *(Column(name) for name in ("dense", "attention"))]
+    rows = [["mxfp4-gradients-stochastic", "12.33", "4.57"], [Text("of a style of its own"), "", "日本語"]]
+    assert printed(width, columns, rows) == [
+        "recipe                     dense attention",
+        "mxfp4-gradients-stochastic 12.33      4.57",
+        "of a style of its own               日本語",
+    ]
+
+
+def test_brackets_are_text():
+    assert printed(80, [Column("tensor", "left"), Column("dB")], [["w[bold]x[/bold] [/]", "1"]]) == [
+        "tensor               dB",
+        "w[bold]x[/bold] [/]   1",
+    ]

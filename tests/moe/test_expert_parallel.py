@@ -215,6 +215,19 @@ def test_weights_whose_gradient_no_gemm_returns(recipe, dtype):
     ep_cases.run_routed(ep_cases.expert_parallel(Recipe.BF16).to(dtype), x, ids, weights, dy)
 
 
+@pytest.mark.parametrize("recipe", [Recipe.BF16, Recipe.MXFP4], ids=by_name)
+@pytest.mark.usefixtures("alone")
+def test_choices_of_other_tokens_than_there_are(recipe):
+    """Refused before anything is sent."""
+    x, ids, weights, _ = CASES[0].tokens_of(0, 1)
+    layer = ep_cases.expert_parallel(recipe)
+    for source in (x, layer._source(x)):
+        for num in (len(x) - 1, 0):
+            with pytest.raises(ValueError, match=rf"topk_ids has shape \({num}, {K}\), needed {len(x)} rows"):
+                layer.routed(source, ids[:num], weights[:num])
+    assert layer.num_routed_E.sum() == 0
+
+
 def test_without_a_process_group():
     with pytest.raises(RuntimeError, match=r"there is no process group, needed torch\.distributed"):
         ExpertParallel(H, H, E, K)

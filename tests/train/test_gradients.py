@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -264,11 +265,22 @@ def moments(seed=3):
     return found
 
 
+def steps(found, v, config=CONFIG):
+    """AdamW's of clipped gradients, without momentum."""
+    clipping = min(1, config.max_grad_norm / np.sqrt(sum((g**2).sum() for g in found.values())))
+    clipped = {name: clipping * g for name, g in found.items()}
+    return {
+        name: g / (np.sqrt(config.beta2 * v[name].double().numpy() + (1 - config.beta2) * g**2) + 1e-8)
+        for name, g in clipped.items()
+    }
+
+
 def test_preconditioned_errors_are_those_of_numpy():
     v = moments()
     rows = gradient_errors(CONFIG, STATE, tokens_of(), ["mxfp4"], reference="bf16", second_moments=v, device="cpu")
-    divisors = {name: np.sqrt(x.numpy().astype(np.float64)) + 1e-8 for name, x in v.items()}
-    want, got = ({name: g / divisors[name] for name, g in raw(recipe)[0].items()} for recipe in ("bf16", "mxfp4"))
+    norms = [np.sqrt(sum((g**2).sum() for g in raw(recipe)[0].values())) for recipe in ("bf16", "mxfp4")]
+    assert min(norms) > CONFIG.max_grad_norm  # clipped
+    want, got = (steps(raw(recipe)[0], v) for recipe in ("bf16", "mxfp4"))
     own = [row for row in rows if row.choices is Choices.OWN]
     for row in own:
         error, *_ = figures(vector(got, row.group, row.layer), vector(want, row.group, row.layer))
@@ -284,11 +296,9 @@ def test_draws_have_the_root_mean_square_of_their_preconditioned_errors():
     rows = gradient_errors(
         CONFIG, STATE, tokens_of(), [STOCHASTIC], reference="bf16", second_moments=v, num_draws=2, device="cpu"
     )
-    divided = [
-        {name: g / (v[name].double().sqrt().numpy() + 1e-8) for name, g in found.items()}
-        for found in (raw("bf16")[0], raw(STOCHASTIC, seed=0)[0], raw(STOCHASTIC, seed=1)[0])
-    ]
-    r, *draws = (vector(found, Group.ALL, None) for found in divided)
+    found = [raw("bf16")[0], raw(STOCHASTIC, seed=0)[0], raw(STOCHASTIC, seed=1)[0]]
+    found.append({name: (g + found[2][name]) / 2 for name, g in found[1].items()})
+    r, *draws, mean = (vector(steps(gradients_of, v), Group.ALL, None) for gradients_of in found)
     errors = [figures(g, r)[0] for g in draws]
     one, averaged = (
         row.preconditioned_error
@@ -296,7 +306,46 @@ def test_draws_have_the_root_mean_square_of_their_preconditioned_errors():
         if (row.choices, row.group, row.layer) == (Choices.OWN, Group.ALL, None)
     )
     assert one == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-5)
-    assert averaged == pytest.approx(figures(np.mean(draws, axis=0), r)[0], rel=1e-5)
+    assert averaged == pytest.approx(figures(mean, r)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, max_grad_norm=1e6)])
+def test_what_is_preconditioned_is_what_adamw_adds_to_its_weights(config):
+    """torch's AdamW without momentum, with the clipping of a training step, after very many steps."""
+    v, gradient = moments(), raw(FP32, config=config)[0]
+    ours = gradients._AdamW.of(LanguageModel(config), v, config)
+    clipping = ours.clipping({name: torch.from_numpy(g) for name, g in gradient.items()})
+    weights = {name: torch.nn.Parameter(torch.zeros_like(x, dtype=torch.float64)) for name, x in v.items()}
+    optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.0, config.beta2), eps=1e-8)
+    for name, weight in weights.items():
+        weight.grad = torch.from_numpy(gradient[name].copy())
+        moment = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": v[name].double()}
+        optimizer.state[weight] = {"step": torch.tensor(1e5), **moment}
+    torch.nn.utils.clip_grad_norm_(weights.values(), config.max_grad_norm)
+    optimizer.step()
+    for name, weight in weights.items():
+        got = ours.step(name, torch.from_numpy(gradient[name]) * clipping)
+        torch.testing.assert_close(got, -weight.detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_a_token_that_training_never_met_does_not_decide_the_preconditioned_error():
+    """Its row of the embedding has v = 0, and a gradient of the other tokens alone."""
+    v = {name: torch.full_like(x, 1e-4) for name, x in moments().items()}
+    v["embedding.weight"][7] = 0
+    tokens, others = (torch.where(tokens_of(seed=seed) == 7, 8, tokens_of(seed=seed)) for seed in (0, 1))
+    others[0, 0] = 7
+    rows = gradient_errors(
+        CONFIG, STATE, tokens, ["bf16"], other_tokens_BS1=others, second_moments=v, num_draws=1, device="cpu"
+    )
+    (noise,) = (row for row in rows if (row.recipe, row.group, row.layer) == (ANOTHER_BATCH, Group.ALL, None))
+    assert 0.5 < noise.preconditioned_error < 2
+
+
+def test_gradients_are_made_where_the_caller_wants_none():
+    with torch.no_grad():
+        rows = gradient_errors(CONFIG, STATE, tokens_of(batch=1), ["bf16"], device="cpu")
+        assert not torch.is_grad_enabled()
+    assert 0 < rows[0].relative_error < 0.1
 
 
 def test_second_moments_are_the_checkpoints(trained):
@@ -388,7 +437,10 @@ def test_progress_counts_passes():
         ({"recipes": ["mxfp5"]}, ConfigError, "recipe is 'mxfp5'"),
         ({"reference": "fp64"}, ValueError, "reference is 'fp64', needed one of fp32, bf16"),
         ({"reference": "mxfp4-stochastic"}, ValueError, "reference is 'mxfp4-stochastic'"),
+        ({"recipes": "mxfp4"}, TypeError, "recipes is the string 'mxfp4'"),
         ({"num_draws": 0}, ValueError, "num_draws is 0"),
+        ({"num_draws": 1.5}, ValueError, "num_draws is 1.5, needed an integer"),
+        ({"num_draws": True}, ValueError, "num_draws is True"),
         ({"device": "tpu"}, ValueError, "device is 'tpu'"),
         ({"tokens_BS1": [[1, 2]]}, TypeError, "tokens_BS1 is a list"),
         ({"tokens_BS1": torch.zeros(2, 17)}, TypeError, "tokens_BS1 has dtype float32, needed integers"),
@@ -401,8 +453,15 @@ def test_progress_counts_passes():
         ({"other_tokens_BS1": tokens_of() // 256 - 1}, ValueError, "other_tokens_BS1 has tokens from -1 to"),
         ({"second_moments": {}}, ValueError, "second_moments has nothing for embedding.weight"),
         ({"second_moments": moments() | {"norm.weight": torch.ones(3)}}, ValueError, r"norm.weight has shape \(3,\)"),
-        ({"second_moments": moments() | {"norm.weight": -STATE["norm.weight"]}}, ValueError, "negative numbers or NaN"),
+        ({"second_moments": moments() | {"norm.weight": -STATE["norm.weight"]}}, ValueError, "holds negative or inf"),
         ({"second_moments": moments() | {"norm.weight": math.nan * STATE["norm.weight"]}}, ValueError, "or NaN"),
+        ({"second_moments": moments() | {"norm.weight": torch.full((128,), math.inf)}}, ValueError, "or infinite"),
+        ({"second_moments": moments() | {"norm.weight": np.ones(128)}}, TypeError, "norm.weight is no tensor"),
+        (
+            {"second_moments": moments() | {"norm.weight": torch.ones(128).long()}},
+            TypeError,
+            "norm.weight is no tensor",
+        ),
         ({"state": {}}, ValueError, "state is not of this configuration"),
         ({"state": STATE | {"norm.weight": STATE["norm.weight"] * math.nan}}, ValueError, "fp32 is not finite"),
     ],
@@ -511,7 +570,8 @@ def fails(capsys, monkeypatch, given):
     [
         (["--recipes", "mxfp5"], "unknown recipe 'mxfp5'; did you mean mxfp4?"),
         (["--reference", "fp64"], "reference is 'fp64'"),
-        (["--tokens", "0"], "--tokens is 0, needed 1 or more"),
+        (["--tokens", "0"], "--tokens is 0, needed 1 to 53616"),
+        (["--tokens", "99999999999999"], "--tokens is 99999999999999, needed 1 to 53616"),
         (["--draws", "0"], "num_draws is 0"),
         (["--device", "tpu"], "device is 'tpu'"),
         (["--corpus", "missing.txt"], "cannot read the corpus missing.txt"),
@@ -523,6 +583,17 @@ def test_bad_arguments_are_one_line(trained, more, says, capsys, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out.json"
     assert says in fails(capsys, monkeypatch, arguments(trained, "--json", out, *more))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_one_line_and_no_file(trained, capsys, monkeypatch, tmp_path):
+    module, out = script(), tmp_path / "out.json"
+    monkeypatch.setattr(module, "gradient_errors", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(sys, "argv", ["gradient_error.py", *arguments(trained, "--json", out)])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "gradient_error: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """`mxsim validate`: exit status, one-line errors, JSON."""
 
+import io
 import json
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import mxsim
@@ -17,6 +19,7 @@ from mxsim.cli import app
 from mxsim.kernels import host, simulated
 from mxsim.provenance import sources_sha256
 from mxsim.validate import OPS, runner
+from mxsim.validate.report import OpReport, Report
 
 
 def _run(*arguments):
@@ -147,3 +150,15 @@ def test_help_has_an_example():
     result = _run("--help")
     assert result.exit_code == 0
     assert "Example: mxsim validate" in result.stdout
+
+
+@pytest.mark.parametrize("width", [1, 40, 80])
+def test_nothing_of_the_table_is_cut(width):
+    ops = [OpReport("bf16_to_fp4_and_fp8_row", 440, 196_870_542), OpReport("fp4_to_bf16", 4, 5, num_mismatches=1)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(Report("mxsim.kernels", "cpu", "full", ops=ops), soft_wrap=True)
+    assert [line.split() for line in console.file.getvalue().splitlines()[1:4]] == [
+        ["op", "cases", "elements", "mismatches", "seconds"],
+        ["bf16_to_fp4_and_fp8_row", "440", "196,870,542", "0", "0.0", "equal"],
+        ["fp4_to_bf16", "4", "5", "1", "0.0", "DIFFERS"],
+    ]
