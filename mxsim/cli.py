@@ -200,9 +200,10 @@ def _validate(
     breaks.
 
     A candidate takes what the op of mxsim.kernels takes and returns a tuple of tensors as it does: bf16_to_fp4_row
-    gets x [R, K] and returns codes uint8 [R, K/2], two a byte, element 2j in the low nibble, and scales uint8
-    [R, K/32]. Cases with keywords that it lacks (scale_rule, group_sizes) are skipped. help(mxsim.kernels.NAME) has
-    each op's layout.
+    gets x [..., K], bfloat16, float16 or float32, of any strides and also without rows, and returns codes uint8
+    [..., K/2], two a byte, element 2j in the low nibble, and scales uint8 [..., K/32]. Cases with keywords that it
+    lacks (scale_rule, group_sizes) are skipped; without scale_rule it is held to FLOOR. A quantizer of another rule
+    takes scale_rule and is run with --case EVEN. help(mxsim.kernels.NAME) has each op's layout.
     --op scaled_mm compares torch's FP8 GEMM on a Hopper GPU with its emulation, on the CPU the emulation with the NumPy
     model.
 

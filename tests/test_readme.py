@@ -83,6 +83,22 @@ def test_the_table_of_the_ablation_is_that_of_the_exhibit():
     assert set(rows) <= set((ROOT / "benchmarks/results/train_h200.md").read_text().splitlines())
 
 
+def test_the_errors_of_the_preset_tiny_are_those_measured():
+    measured = json.loads((ROOT / "benchmarks/results/gradient_error_tiny.json").read_text())
+    (config, tokens) = measured["config"], measured["num_tokens"]
+    assert (config["recipe"], config["steps"], tokens) == ("bf16", measured["checkpoint_step"], 16384)
+    percent = {
+        row["recipe"]: 100 * row["relative_error"]
+        for row in measured["rows"]
+        if (row["group"], row["layer"], row["choices"], row["num_averaged"]) == ("all", None, "own", 1)
+    }
+    figures = [
+        f"{name} {percent[recipe]:.1f} %"
+        for name, recipe in (("MXFP4", "mxfp4"), ("FLOOR", "mxfp4-floor"), ("FP8", "fp8"))
+    ]
+    assert f"--tokens 16384  # {', '.join(figures)}" in README
+
+
 def rows_of(topic, **chosen):
     with (ROOT / "paper_figures/data" / f"{topic}.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if all(row[name] == value for name, value in chosen.items())]

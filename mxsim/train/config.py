@@ -64,7 +64,7 @@ class TrainConfig:
     eval_every: int = 100
     final_evals: int = 5  # evenly over the last 5 % of the steps, the last one included
     eval_sequences: int = 64
-    diagnose_every: int = 100
+    diagnose_every: int = 100  # and at the end
     diagnose_tokens: int = 512
     checkpoint_every: int = 100  # and at the end; 0: on interruption only
 

@@ -131,7 +131,8 @@ def train(
                     )
                     run.log(row)
                     shown = f"loss {row.train_loss:.3f}, {tokens_per_s:,.0f} tokens/s"
-                if config.diagnose_every and step % config.diagnose_every == 0:
+                is_diagnosed = config.diagnose_every and (step % config.diagnose_every == 0 or step == config.steps)
+                if is_diagnosed:
                     sequences = -(-config.diagnose_tokens // config.sequence_length)
                     run.diagnose(step, diagnose(model, tokens[:sequences, :-1]))
                 if progress is not None:
@@ -145,7 +146,7 @@ def train(
                 if interruption.signal is not None:
                     status = "finished" if step == config.steps else "interrupted"
                     break
-                if step in logged or is_due or (config.diagnose_every and step % config.diagnose_every == 0):
+                if step in logged or is_due or is_diagnosed:
                     timed_steps, timed_from = 0, time.perf_counter()
 
         document |= {"status": status, "steps_done": step, **_results(folder, config)}

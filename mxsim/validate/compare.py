@@ -36,6 +36,7 @@ _BITS = {  # the integers that torch compares, and the format of one entry
     LeafKind.SIZES: (torch.int64, None),
 }
 _LAYOUT = "8 layout"
+_LEAST_REARRANGED = 3  # different entries that are elsewhere
 _MAX_COPIES = 2  # of a large case that are looked into
 _FURTHER_COPIES = "step not looked for, further copies of a large case"
 # what breaks -> the step, by the sections that rule an op
@@ -324,8 +325,8 @@ class _Steps:
 
 
 def _is_rearranged(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether got holds what want holds, in another order."""
-    if want.min() == want.max():
+    """Whether got holds what want holds, in another order; two values that change places are no layout."""
+    if np.unique(want[got != want]).size < _LEAST_REARRANGED:
         return False
     if want.dtype.itemsize == 1:
         return np.array_equal(np.bincount(got.reshape(-1), minlength=256), np.bincount(want.reshape(-1), minlength=256))
@@ -359,16 +360,35 @@ def _find_steps(
         assert scale_format is not None
         is_tiny = (want_scales == 0) if scale_format is E8M0 else want_scales < 0x00800000  # no normal float32
         steps.add(f"{names['rounding']} rounding, tiny scale", is_tiny & everywhere)
+        is_tie = _is_tie(evidence, source, got_bits, want_bits, fmt, want_scales, scale_format)
+        steps.add(f"{names['rounding']} rounding of ties", is_tie & everywhere)
         steps.add(f"{names['scale']} scale, and so the codes", got_scales != want_scales)
         steps.add(_poison(names), _is_nan(want_scales, scale_format))
     if evidence.input_format is not E2M1:
         is_zero_block = evidence.amax_of(leaf)[np.maximum(firsts, 0)] == 0
         steps.add(f"{names['zero block']} all-zero block", is_zero_block & ~is_zero_code)
-    steps.add(_poison(names), _is_nan(got_bits, fmt) | _is_nan(want_bits, fmt))
+    steps.add(_poison(names), _is_nan(want_bits, fmt))
     if evidence.case.op == "fp8_row_to_ragged":
         steps.add("8 codes and scales are copied", np.ones(source.shape, bool))
     is_row = evidence.case.op.endswith(("row", "ragged"))
     steps.add("8 padding: code 0x00, scale 1" if is_row else "5.2 padding: code 0x00", source == PADDING)
+
+
+def _is_tie(
+    evidence: _Evidence,
+    source: np.ndarray,
+    got_bits: np.ndarray,
+    want_bits: np.ndarray,
+    fmt: FloatFormat,
+    scales: np.ndarray,
+    scale_format: FloatFormat,
+) -> np.ndarray:
+    """Where an input without scales of its own lies midway between the two codes, each times the scale: exact here."""
+    if "scales" in evidence.inputs:
+        return np.zeros(source.shape, bool)
+    x = decode(evidence.first_input.reshape(-1)[np.maximum(source, 0)], evidence.input_format)
+    midway = (decode(got_bits, fmt) + decode(want_bits, fmt)) / 2 * decode(scales, scale_format)
+    return (x == midway) & (got_bits != want_bits)
 
 
 def _poison(names: dict[str, str]) -> str:

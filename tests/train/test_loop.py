@@ -176,6 +176,13 @@ def test_measuring_changes_no_loss(tmp_path):
     assert not math.isnan(rows[0].validation_loss)
 
 
+@pytest.mark.parametrize(("every", "steps"), [(3, {"3", "6", "7"}), (100, {"7"}), (7, {"7"}), (0, set())])
+def test_the_last_step_is_diagnosed_too(tmp_path, every, steps):
+    run(small("mxfp4", f"diagnose_every={every}", "num_layers=1", steps=7), tmp_path / "a")
+    rows = (tmp_path / "a" / "diagnostics.csv").read_text().splitlines()[1:]
+    assert {row.partition(",")[0] for row in rows} == steps
+
+
 def test_ctrl_c_leaves_a_valid_checkpoint_and_log(tmp_path):
     """SIGINT to the command: status 130, and what resumes ends with the losses of a run that was left alone."""
     corpus = tmp_path / "corpus.txt"

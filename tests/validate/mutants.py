@@ -58,7 +58,7 @@ def truncates(x):
     return _quantized(x, Rounding.TOWARD_ZERO)
 
 
-@_mutant("bf16_to_fp4_row", "3.5 rounding")
+@_mutant("bf16_to_fp4_row", "3.5 rounding of ties")
 def rounds_ties_away(x):
     return _quantized(x, Rounding.TIES_TO_AWAY)
 
@@ -156,6 +156,16 @@ def zero_blocks_have_scale_one(x):
     codes, scales = kernels.bf16_to_fp4_row(x)
     is_zero = (x.reshape(-1, x.shape[-1] // 32, 32) == 0).all(-1)
     return Fp4Rows(codes, torch.where(is_zero, 127, scales).to(torch.uint8))
+
+
+@_mutant("bf16_to_fp4_row", "3.4 all-zero block")
+def zero_blocks_have_scale_nan(x):
+    """As an exponent of -128 that is cut to a byte; where the other value is NaN's, too, they only change places."""
+    codes, scales = kernels.bf16_to_fp4_row(x)
+    blocks = x.reshape(-1, x.shape[-1] // 32, 32)
+    is_zero, is_nan = (blocks == 0).all(-1), ~blocks.isfinite().all(-1)
+    scales = torch.where(is_zero, 255, torch.where(is_nan, 0, scales))
+    return Fp4Rows(codes, scales.to(torch.uint8))
 
 
 @_mutant("bf16_to_fp4_row", "elsewhere")

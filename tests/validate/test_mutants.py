@@ -26,6 +26,20 @@ def test_a_mutant_is_found(name):
     assert any(step in broken for broken in found.by_step), str(report)
 
 
+def test_a_fault_is_not_taken_for_another():
+    """Ties alone are wrong: no other rounding is named. Scales of zero blocks that become NaN break no rule of NaN."""
+    (ties,) = validate.check(MUTANTS["rounds_ties_away"].function, "bf16_to_fp4_row", device="cpu", size="quick").ops
+    assert set(ties.by_step) <= {"3.5 rounding of ties"}
+
+    def nan_for_zero(x):
+        codes, scales = kernels.bf16_to_fp4_row(x)
+        is_zero = (x.reshape(-1, x.shape[-1] // 32, 32) == 0).all(-1)
+        return codes, torch.where(is_zero, 255, scales).to(torch.uint8)
+
+    (zero,) = validate.check(nan_for_zero, "bf16_to_fp4_row", device="cpu", size="quick").ops
+    assert set(zero.by_step) == {"3.4 all-zero block"}
+
+
 def test_one_wrong_code_among_all_values_and_scales_is_found():
     def wrong_once(x):
         codes, scales = kernels.bf16_to_fp4_row(x)
