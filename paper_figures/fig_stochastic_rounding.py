@@ -203,6 +203,6 @@ EXHIBIT = Exhibit(
     alt="Rounding to nearest beside stochastic rounding: mean error and mean squared error of an element, SQNR lost "
     "by each tensor, and error of dot products by K.",
     hardware="any CPU",
-    note="Forward quantization of one small transformer; gradients, where stochastic rounding is mostly used, are not "
-    "measured.",
+    note="Forward quantization of one small transformer. What stochastic activations and gradients do to "
+    "training is the exhibit Ablation of the MXFP4 recipe.",
 )
