@@ -75,8 +75,8 @@ class Recipe:
         ValueError: for a headroom outside 0 to 6, another rounding, or anything in MXFP4 with compute BF16.
 
     Source: arXiv 2603.02731, sections 1 and 3 of the method; which scale rule it uses is unknown: EVEN has the best
-    SQNR of the four on normal data and on the transformer slices of this repository, and a smaller error of the gradient
-    in training than FLOOR and RCEIL, at the same speed. The preset's other choices: "Ablation" in
+    SQNR of the four on normal data and on the transformer slices of this repository, and a smaller error of the
+    gradient in training than FLOOR and RCEIL, at the same speed. The preset's other choices: "Ablation" in
     benchmarks/results/train_h200.md.
 
     >>> print(Recipe.MXFP4)
