@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-import mxsim
 from mxsim.commands.bad_input import BadInput, choose
 from mxsim.commands.output_files import OutputFiles
 from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_table
-from mxsim.provenance import provenance, sources_sha256
+from mxsim.provenance import package_provenance
 from mxsim.train.config import TrainConfig
 from mxsim.train.corpus import load_corpus
 from mxsim.train.data import Windows
@@ -93,7 +92,7 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
             progress=update,
         )
     return {
-        "provenance": provenance(device) | {"sources_sha256": sources_sha256(Path(mxsim.__file__).parent)},
+        "provenance": package_provenance(device),
         "corpus": {"name": corpus.name, "sha256": corpus.sha256},
         "config": asdict(config),
         "checkpoint_step": step,

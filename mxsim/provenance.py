@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -16,7 +17,8 @@ import torch
 
 import mxsim
 
-_KERNELS = Path(mxsim.__file__).parent / "kernels"
+_PACKAGE = Path(mxsim.__file__).parent
+_KERNELS = _PACKAGE / "kernels"
 _SUFFIXES = {".py", ".h", ".hpp", ".cpp", ".cuh", ".cu"}
 
 
@@ -34,8 +36,22 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
+def package_provenance(device: torch.device) -> dict[str, Any]:
+    """`provenance` and the hash of all of mxsim's sources."""
+    return {**provenance(device), "sources_sha256": sources_sha256(_PACKAGE)}
+
+
+def layer_provenance(device: torch.device) -> dict[str, Any]:
+    """`provenance`, Triton's version, None without it, and the hash of the sources of mxsim/moe."""
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {**provenance(device), "triton": triton, "moe_sources_sha256": sources_sha256(_PACKAGE / "moe")}
+
+
 def sources_sha256(folder: Path = _KERNELS) -> str:
-    """SHA-256 over the path and the content of every source file of mxsim/kernels, in the order of their paths."""
+    """SHA-256 over the path and the content of every source file of a folder, in the order of their paths."""
     digest = hashlib.sha256()
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in _SUFFIXES}
     for name, path in sorted(files.items()):

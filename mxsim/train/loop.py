@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import mxsim
-from mxsim.provenance import provenance, sources_sha256
+from mxsim.provenance import package_provenance
 from mxsim.train import run_folder
 from mxsim.train.config import TrainConfig
 from mxsim.train.corpus import Corpus
@@ -268,7 +267,7 @@ def _document(
         },
         "num_parameters": model.num_parameters(),
         "num_active_parameters": model.num_active_parameters(),
-        "provenance": provenance(device) | {"sources_sha256": sources_sha256(Path(mxsim.__file__).parent)},
+        "provenance": package_provenance(device),
         **({"resumed_at": resumed} if resumed else {}),
     }
 

@@ -5,15 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import mxsim
 from mxsim.blocks import ScaleRule
 from mxsim.formats import E5M2, Rounding
-from mxsim.provenance import provenance, sources_sha256
+from mxsim.provenance import package_provenance
 from mxsim.validate import peers
 from mxsim.validate.cases import Case, Inputs, arguments, has_sizes_on_device
 from mxsim.validate.compare import Comparison, compare
@@ -75,7 +73,7 @@ def run(
     name, note = (_name_of(candidate), "") if candidate is not None else _ours(names, plan.device)
     is_emulation = names == [SCALED_MM] and plan.device.type == "cuda"
     against = "mxsim's emulation, kernels.fp8_gemm_emulated" if is_emulation else SIMULATOR
-    report = Report(name, _describe(plan.device), size, note, against, _provenance(plan.device))
+    report = Report(name, _describe(plan.device), size, note, against, package_provenance(plan.device))
     return _run(functions, plan, report, progress)
 
 
@@ -100,7 +98,7 @@ def run_peer(
     if not functions:
         raise ValueError(f"validate: peer {name} has no {', '.join(names)}, it has {', '.join(peer.candidates)}")
     name, where = f"{peer.name} {peer.version}", _describe(plan.device)
-    report = Report(name, where, size, peer.note, provenance=_provenance(plan.device))
+    report = Report(name, where, size, peer.note, provenance=package_provenance(plan.device))
     return _run(functions, plan, report, progress)
 
 
@@ -309,10 +307,6 @@ def _ours(names: Sequence[str], device: torch.device) -> tuple[str, str]:
 
 def _name_of(candidate: Candidate) -> str:
     return f"{getattr(candidate, '__module__', '?')}:{getattr(candidate, '__qualname__', repr(candidate))}"
-
-
-def _provenance(device: torch.device) -> dict[str, Any]:
-    return provenance(device) | {"sources_sha256": sources_sha256(Path(mxsim.__file__).parent)}
 
 
 def _describe(device: torch.device) -> str:

@@ -1,7 +1,6 @@
 """One run: processes are started, check the layer's bits, and time the dispatch and the layer together."""
 
 import gc
-import importlib.metadata
 import queue as queues
 import socket
 import tempfile
@@ -16,7 +15,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-import mxsim.moe
 from mxsim.bench.ep.check import check
 from mxsim.bench.ep.clock import time_in_turn, wall_us
 from mxsim.bench.ep.dispatched import PARTS, encoder, parts_of_dispatch, whole_dispatch
@@ -25,7 +23,7 @@ from mxsim.bench.ep.workload import FULL, ROUTING, TINY, EpShape, balanced_ids, 
 from mxsim.bench.runner import Progress, checked_device
 from mxsim.moe import ExpertParallel, Recipe
 from mxsim.moe.dispatch import Route, row_bytes
-from mxsim.provenance import provenance, sources_sha256
+from mxsim.provenance import layer_provenance
 
 _RECIPES = (Recipe.BF16, Recipe.FP8, Recipe.MXFP4)
 _TIMEOUT = timedelta(seconds=120)
@@ -223,17 +221,12 @@ def _free_port() -> int:
 
 
 def _provenance(device: torch.device, num_ranks: int) -> dict[str, Any]:
-    found = dict(provenance(device))
+    found = layer_provenance(device)
     found["device"] = f"{num_ranks} x {found['device']}" if device.type == "cuda" else found["device"]
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = None
     backend = "gloo"
     if device.type == "cuda":
         backend = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
-    moe = sources_sha256(Path(mxsim.moe.__file__).parent)
-    return {**found, "backend": backend, "triton": triton, "moe_sources_sha256": moe}
+    return {**found, "backend": backend}
 
 
 def _release(device: torch.device) -> None:

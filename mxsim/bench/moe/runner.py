@@ -1,15 +1,12 @@
 """One run: memory first, then for every routing the results checked, what is kept, the step timed, and its parts."""
 
 import gc
-import importlib.metadata
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-import mxsim.moe
 from mxsim.bench.moe import figures
 from mxsim.bench.moe.figures import Figure
 from mxsim.bench.moe.fused_fp8 import Fused, Unavailable, fused_kernels, same_bits
@@ -22,7 +19,7 @@ from mxsim.bench.runner import Progress, Steps, checked_device, one_line, record
 from mxsim.bench.timing import Timing, cache_bytes, calls_on_copies, host_and_wall_us, time_in_turn
 from mxsim.kernels.layouts import FP8_BLOCK
 from mxsim.moe import Recipe, permute
-from mxsim.provenance import provenance, sources_sha256
+from mxsim.provenance import layer_provenance
 
 _RECIPES = (Recipe.BF16, Recipe.FP8, Recipe.MXFP4)
 _MAX_WAIT_CYCLES = 400_000_000  # of the device for a step to be enqueued: about 0.2 s
@@ -63,7 +60,7 @@ def run(
     where = checked_device(device)
     on_cuda = where.type == "cuda"
     shape, effort = shape or (FULL if on_cuda else TINY), effort or (_ON_CUDA if on_cuda else _ON_CPU)
-    report = MoeReport(_provenance(where), shape)
+    report = MoeReport(layer_provenance(where), shape)
     stacks = (1, effort.num_layers)
     steps = Steps(progress, len(_RECIPES) * len(stacks) + 1 + len(Routing) * 2 + len(_IN_PARTS))
     for num_layers in stacks:
@@ -194,15 +191,6 @@ def _fused(device: torch.device, shape: LayerShape, report: MoeReport) -> dict[i
         reason = one_line(error)
     report.notes.append(f"One-read FP8 is not beside it: {reason}.")
     return {}
-
-
-def _provenance(device: torch.device) -> dict[str, object]:
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = None
-    moe = sources_sha256(Path(mxsim.moe.__file__).parent)
-    return {**provenance(device), "triton": triton, "moe_sources_sha256": moe}
 
 
 def _release(device: torch.device) -> None:
