@@ -27,24 +27,12 @@ from mxsim.commands.output_files import OutputFiles
 from mxsim.commands.progress import progress_bar
 from mxsim.commands.tables import Column, print_table
 from mxsim.provenance import package_provenance
-from mxsim.train.config import TrainConfig
 from mxsim.train.corpus import load_corpus
 from mxsim.train.data import Windows
 from mxsim.train.gradients import FP32, Choices, GradientError, Group, gradient_errors, second_moments_of
 from mxsim.train.loop import choose_device
 from mxsim.train.recipes import RECIPES
-from mxsim.train.run_folder import CHECKPOINT, load_checkpoint, read_run
-
-
-def config_of(folder: Path) -> TrainConfig:
-    """What the run was made with."""
-    document = read_run(folder)
-    if document is None:
-        raise BadInput(f"{folder} holds no run; mxsim train --out makes one")
-    try:
-        return TrainConfig(**document["config"])
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{folder}: its run.json is of another version of mxsim ({error})") from error
+from mxsim.train.run_folder import CHECKPOINT, load_checkpoint, read_config
 
 
 def batches(windows: Windows, first_step: int, num_sequences: int, batch_size: int) -> tuple[np.ndarray, list[int]]:
@@ -62,7 +50,9 @@ def measure(arguments: argparse.Namespace, progress_console: Console) -> dict[st
     started = time.perf_counter()
     names = choose("recipe", arguments.recipes, {name: name for name in RECIPES})
     device = choose_device(arguments.device)
-    config = config_of(arguments.checkpoint)
+    config = read_config(arguments.checkpoint)
+    if config is None:
+        raise BadInput(f"{arguments.checkpoint} holds no run; mxsim train --out makes one")
     corpus = load_corpus(arguments.corpus)
     windows = Windows(corpus, config)
     state = load_checkpoint(arguments.checkpoint, device, config, corpus.sha256)

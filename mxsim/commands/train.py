@@ -67,22 +67,20 @@ def _config(request: Request) -> Any:
     """The configuration that the request means.
 
     Raises:
-        BadInput: for unknown names, or a run to resume that cannot be understood.
+        BadInput: for unknown names, or no run to resume.
         ConfigError: for values that no run can have.
+        RunError: for a run to resume that cannot be understood.
     """
-    from mxsim.train.config import PRESETS, ConfigError, TrainConfig
+    from mxsim.train.config import PRESETS
     from mxsim.train.recipes import RECIPES
-    from mxsim.train.run_folder import read_run
+    from mxsim.train.run_folder import read_config
 
     (base,) = choose("preset", [request.preset or "tiny"], PRESETS)
-    saved = read_run(request.out) if request.resume and request.preset is None else None
-    if request.resume and request.preset is None and saved is None:
-        raise BadInput(f"{request.out} holds no run to go on with; with --preset a new one starts there")
-    if saved is not None:
-        try:
-            base = TrainConfig(**saved["config"])
-        except (KeyError, TypeError, ConfigError) as error:
-            raise BadInput(f"{request.out}: its run.json is of another version of mxsim ({error})") from error
+    if request.resume and request.preset is None:
+        saved = read_config(request.out)
+        if saved is None:
+            raise BadInput(f"{request.out} holds no run to go on with; with --preset a new one starts there")
+        base = saved
     recipe = None if request.recipe is None else choose("recipe", [request.recipe], {name: name for name in RECIPES})[0]
     given: dict[str, Any] = {"recipe": recipe, "steps": request.steps, "seed": request.seed}
     return replace(base, **{name: value for name, value in given.items() if value is not None}).with_fields(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mxsim.train.config import TrainConfig
+from mxsim.train.config import ConfigError, TrainConfig
 from mxsim.train.diagnostics import Diagnosis
 
 FILES = LOG, DIAGNOSTICS, RUN, CHECKPOINT = "log.csv", "diagnostics.csv", "run.json", "checkpoint.pt"
@@ -102,6 +102,21 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {folder / RUN}: {error}") from error
     return document
+
+
+def read_config(folder: Path) -> TrainConfig | None:
+    """What the folder's run was made with, or None where there is no run.
+
+    Raises:
+        RunError: if run.json cannot be read, or has no configuration of this version.
+    """
+    document = read_run(folder)
+    if document is None:
+        return None
+    try:
+        return TrainConfig(**document["config"])
+    except (KeyError, TypeError, ConfigError) as error:
+        raise RunError(f"{folder}: its run.json is of another version of mxsim ({error})") from error
 
 
 def load_checkpoint(
