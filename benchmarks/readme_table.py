@@ -3,8 +3,8 @@
 import csv
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -239,16 +239,11 @@ def train_table(folder: Path) -> str:
                 deviations.setdefault(recipe, []).append(percent)
                 cells[recipe] += f" ({percent:+.2f} %)"
         lines.append(_row(f"seed {seed}", cells))
-    means = {recipe: f"{_mean(found):+.2f} %" for recipe, found in deviations.items() if recipe != "BF16"}
+    means = {recipe: f"{fmean(found):+.2f} %" for recipe, found in deviations.items() if recipe != "BF16"}
     lines.append(_row("mean deviation from BF16", means))
-    speeds = {r: _mean(runs[r.lower(), seed]["median_tokens_per_s"] for seed in seeds) for r in RECIPES}
+    speeds = {r: fmean(runs[r.lower(), seed]["median_tokens_per_s"] for seed in seeds) for r in RECIPES}
     lines.append(_row("tokens a second", {recipe: f"{speed:,.0f}" for recipe, speed in speeds.items()}))
     return "\n".join(lines)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 def ablation_table(path: Path, folder: Path) -> str:

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from mxsim.plotting import FORMAT_COLORS, TEXT_WIDTH, use_theme
-from paper_figures.exhibit import Exhibit, Measured, Row
+from paper_figures.exhibit import Exhibit, Measured, Row, saved_by_mxfp4
 from paper_figures.files import DATA, RESULTS, NotMeasured, write_table
 
 TOPIC = "dispatch"
@@ -116,12 +116,7 @@ def _rows_of_page(df: pd.DataFrame) -> list[Row]:
     rows = []
     for quantity, what in (("bytes to other ranks", "bytes sent"), ("dispatch us", "time of the dispatch")):
         value = whole[whole["quantity"] == quantity].set_index("recipe")["value"]
-        for other in ("FP8", "BF16"):
-            percent = 100 * (value["MXFP4"] / value[other] - 1)
-            missing = max(percent + 50, 0)
-            claim = ("more than 50 % less", f"{missing:+.1f} points" if missing else "none")
-            paper, residual = claim if quantity == "bytes to other ranks" else ("not given", "")
-            rows.append(Row(f"{what}, MXFP4 against {other}", paper, f"{percent:+.1f} %", residual))
+        rows += saved_by_mxfp4(what, value, is_claimed=quantity == "bytes to other ranks")
     return rows
 
 

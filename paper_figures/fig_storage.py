@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mxsim.plotting import COLUMN_WIDTH, FORMAT_COLORS, use_theme
-from paper_figures.exhibit import Exhibit, Measured, Row
+from paper_figures.exhibit import Exhibit, Measured, Row, saved_by_mxfp4
 from paper_figures.files import DATA, RESULTS, write_table
 
 TOPIC = "storage"
@@ -66,12 +66,7 @@ def _rows_of_page(df: pd.DataFrame) -> list[Row]:
     value = df[df["routing"] == "balanced"].set_index(["quantity", "layers", "recipe"])["bytes"]
     rows = []
     for quantity, layers, what in ((KEPT, 1, "kept for backward, one layer"), ("peak", 4, "peak of four layers")):
-        for other in ("FP8", "BF16"):
-            percent = 100 * (value[quantity, layers, "MXFP4"] / value[quantity, layers, other] - 1)
-            missing = max(percent + 50, 0)
-            claim = ("more than 50 % less", f"{missing:+.1f} points" if missing else "none")
-            paper, residual = claim if quantity == KEPT else ("not given", "")
-            rows.append(Row(f"{what}, MXFP4 against {other}", paper, f"{percent:+.1f} %", residual))
+        rows += saved_by_mxfp4(what, value[quantity, layers], is_claimed=quantity == KEPT)
     return rows
 
 
