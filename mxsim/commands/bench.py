@@ -45,8 +45,7 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
     Raises:
         BadInput: if something in the request cannot be used.
     """
-    if request.file is not None and not request.as_json:
-        raise BadInput(f"{request.file}: a file is for the JSON, needed --json {request.file}")
+    check_file(request.file, as_json=request.as_json)
     try:
         import torch
 
@@ -62,20 +61,38 @@ def bench(request: Request, *, console: Console, progress_console: Console) -> i
         shapes = [parse_shape(text) for text in request.shapes]
         return run(device, ops, shapes, quick=request.is_quick, progress=progress)
 
-    report, text = run_benchmark(measure, request.file, progress_console)
-    if request.as_json and request.file is None:
-        console.file.write(text)
-    else:
+    def show(report: "Report") -> None:
         _print(console, report, on_device=not device.startswith("cpu"))
-    return 0 if report.ok else WRONG_STATUS
+
+    return run_benchmark(
+        measure,
+        show,
+        as_json=request.as_json,
+        file=request.file,
+        console=console,
+        progress_console=progress_console,
+    )
+
+
+def check_file(file: Path | None, *, as_json: bool) -> None:
+    """Raises BadInput for a file without --json."""
+    if file is not None and not as_json:
+        raise BadInput(f"{file}: a file is for the JSON, needed --json {file}")
 
 
 def run_benchmark(
-    measure: "Callable[[Progress | None], AnyReport]", file: Path | None, progress_console: Console
-) -> tuple[AnyReport, str]:
-    """A benchmark's report and its JSON, which goes into the file as well, if there is one.
+    measure: "Callable[[Progress | None], AnyReport]",
+    show: Callable[[AnyReport], object],
+    *,
+    as_json: bool,
+    file: Path | None,
+    console: Console,
+    progress_console: Console,
+) -> int:
+    """Run a benchmark, print its JSON or show its tables, and return the exit status: 1 if its report is not ok.
 
-    measure: called with what shows progress, (text, done, to do), or None where nobody looks.
+    measure: called with what shows progress, (text, done, to do), or None where nobody looks. file: where the JSON
+    goes, beside the tables.
 
     Raises:
         BadInput: if the file cannot be written, or for a ValueError of the benchmark.
@@ -90,7 +107,11 @@ def run_benchmark(
         text = json.dumps(report.to_json(), indent=2) + "\n"
         if target is not None:
             target.write_text(text, encoding="utf-8")
-    return report, text
+    if as_json and file is None:
+        console.file.write(text)
+    else:
+        show(report)
+    return 0 if report.ok else WRONG_STATUS
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

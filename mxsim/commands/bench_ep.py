@@ -10,6 +10,7 @@ from mxsim.commands.bad_input import BadInput
 from mxsim.commands.bench import (
     WRONG_STATUS,
     bounds_text,
+    check_file,
     device_line,
     print_count,
     print_notes,
@@ -41,8 +42,7 @@ def bench_ep(
     Raises:
         BadInput: if an argument cannot be used.
     """
-    if file is not None and not as_json:
-        raise BadInput(f"{file}: a file is for the JSON, needed --json {file}")
+    check_file(file, as_json=as_json)
     try:
         import torch
 
@@ -52,17 +52,17 @@ def bench_ep(
 
     where = device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
     try:
-        report, text = run_benchmark(
-            lambda progress: ep.run(where, num_ranks=num_ranks, progress=progress), file, progress_console
+        return run_benchmark(
+            lambda progress: ep.run(where, num_ranks=num_ranks, progress=progress),
+            lambda report: _print(console, report),
+            as_json=as_json,
+            file=file,
+            console=console,
+            progress_console=progress_console,
         )
     except RuntimeError as error:
         progress_console.print(f"mxsim: {error}", markup=False, soft_wrap=True)
         return WRONG_STATUS
-    if as_json and file is None:
-        console.file.write(text)
-    else:
-        _print(console, report)
-    return 0 if report.ok else WRONG_STATUS
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

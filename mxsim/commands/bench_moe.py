@@ -9,8 +9,8 @@ from rich.text import Text
 
 from mxsim.commands.bad_input import BadInput
 from mxsim.commands.bench import (
-    WRONG_STATUS,
     bounds_text,
+    check_file,
     device_line,
     flops_text,
     print_count,
@@ -43,8 +43,7 @@ def bench_moe(
     Raises:
         BadInput: if an argument cannot be used.
     """
-    if file is not None and not as_json:
-        raise BadInput(f"{file}: a file is for the JSON, needed --json {file}")
+    check_file(file, as_json=as_json)
     try:
         import torch
 
@@ -53,12 +52,14 @@ def bench_moe(
         raise BadInput(f"bench moe needs torch ({error}); install mxsim[train] or torch") from error
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    report, text = run_benchmark(lambda progress: moe.run(where, progress=progress), file, progress_console)
-    if as_json and file is None:
-        console.file.write(text)
-    else:
-        _print(console, report)
-    return 0 if report.ok else WRONG_STATUS
+    return run_benchmark(
+        lambda progress: moe.run(where, progress=progress),
+        lambda report: _print(console, report),
+        as_json=as_json,
+        file=file,
+        console=console,
+        progress_console=progress_console,
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
